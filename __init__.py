@@ -1,0 +1,73 @@
+"""ringslab: sliding-window attention over ring-buffer KV state, without torch.
+
+`import ringslab as rs` loads nothing but this file; each public name loads its module when it is
+first used (PEP 562), so that a program pays for what it touches.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from .engine.engine import Engine as Engine
+    from .engine.slab import empty_slab as empty_slab
+    from .layouts.config import load_config as load_config
+    from .layouts.formats import RecordFormat as RecordFormat
+    from .layouts.formats import make_record_format as make_record_format
+    from .layouts.rings import required_ring_len as required_ring_len
+    from .layouts.rope import Rope as Rope
+    from .layouts.rope import Yarn as Yarn
+    from .layouts.slots import SlotLayout as SlotLayout
+    from .rawkernels.apply_rope import apply_rope as apply_rope
+    from .rawkernels.dequantize_mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
+    from .rawkernels.encode_records import encode_records as encode_records
+    from .rawkernels.load_history import load_history as load_history
+    from .rawkernels.quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
+    from .rawkernels.ring_store import ring_store as ring_store
+    from .rawkernels.seeded_activations import seeded_activations as seeded_activations
+    from .rawkernels.store_records import store_records as store_records
+    from .rawkernels.window_decode import window_decode as window_decode
+    from .rawkernels.window_prefill import window_prefill as window_prefill
+    from .schedules.plan_decode import plan_decode as plan_decode
+    from .schedules.plan_prefill import plan_prefill as plan_prefill
+    from .schedules.scheduler import Request as Request
+
+# Module that holds each public name. `errors` is a module itself.
+_HOMES = {
+    "Engine": ".engine.engine",
+    "RecordFormat": ".layouts.formats",
+    "Request": ".schedules.scheduler",
+    "Rope": ".layouts.rope",
+    "SlotLayout": ".layouts.slots",
+    "Yarn": ".layouts.rope",
+    "apply_rope": ".rawkernels.apply_rope",
+    "dequantize_mxfp8": ".rawkernels.dequantize_mxfp8",
+    "empty_slab": ".engine.slab",
+    "encode_records": ".rawkernels.encode_records",
+    "load_config": ".layouts.config",
+    "load_history": ".rawkernels.load_history",
+    "make_record_format": ".layouts.formats",
+    "plan_decode": ".schedules.plan_decode",
+    "plan_prefill": ".schedules.plan_prefill",
+    "quantize_mxfp8": ".rawkernels.quantize_mxfp8",
+    "required_ring_len": ".layouts.rings",
+    "ring_store": ".rawkernels.ring_store",
+    "seeded_activations": ".rawkernels.seeded_activations",
+    "store_records": ".rawkernels.store_records",
+    "window_decode": ".rawkernels.window_decode",
+    "window_prefill": ".rawkernels.window_prefill",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(".errors", __name__)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__", "errors"])

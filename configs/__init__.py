@@ -1,0 +1,1 @@
+"""YAML files: models with their slot layouts, and engine runs."""

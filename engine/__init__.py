@@ -1,0 +1,1 @@
+"""The run: slab, step loop, activation sources, traces, reports, verification."""

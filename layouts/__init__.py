@@ -1,0 +1,1 @@
+"""What bytes and arrays mean: record formats, rings, state slots, plans, configuration."""

@@ -1,0 +1,1 @@
+"""NumPy float64 references that read like the definitions."""

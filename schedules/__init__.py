@@ -1,0 +1,1 @@
+"""The sequence table, the scheduler, and the host builders of plans."""

@@ -1,0 +1,1 @@
+"""Command line, kernel report, checks, benchmarks."""
