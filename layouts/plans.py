@@ -1,0 +1,79 @@
+"""Plans: int32 arrays that say which keys each query token of a batch reads.
+
+A plan is frozen and its arrays are never changed after it is built. The arrays live where the
+batch runs: NumPy on the CPU, CuPy on the GPU. All counts and indices are int32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SEGMENTS = 3  # copies a sequence's history can need: zeros, up to the wrap, from the wrap on
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Keys of a decode batch of T query tokens in `num_seqs` sequences.
+
+    cu_seqlens_q [num_seqs + 1]  tokens of sequence i are cu_seqlens_q[i] .. cu_seqlens_q[i + 1]
+    state_ids    [T]             state slot of each token's sequence; -1 is padding
+    positions    [T]
+    offset_len   [T, 2]          row of the oldest visible key, number of visible keys
+    index        [T, W']         rows of the keys, oldest first, then -1; W' is `window`, or
+                                 `window` plus the longest block for a draft block
+
+    The keys of a token are `length` consecutive positions, so `offset_len` says all: they start at
+    the given row and wrap at the end of the ring, `(state_id + 1) * ring_len`.
+    """
+
+    window: int
+    ring_len: int
+    num_seqs: int
+    max_seqlen_q: int
+    cu_seqlens_q: Any
+    state_ids: Any
+    positions: Any
+    offset_len: Any
+    index: Any
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.positions.shape[0])
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """Keys of a prefill batch of T query tokens in `num_seqs` sequences.
+
+    The joint buffer of a layer has num_seqs * window history rows, then T new records.
+
+    cu_seqlens_q    [num_seqs + 1]
+    state_ids       [num_seqs]
+    seqlens_k       [num_seqs]    tokens of each sequence after this batch
+    positions       [T]
+    token_state_ids [T]           the sequence's state slot for each token (for `store_records`)
+    segments        [S, 3]        source row or -1 for zeros, destination row, number of rows
+    num_segments    [1]           how many of the segments count; the rest, if any, have 0 rows
+    pivots          [T, 4]        section-1 start, length, section-2 start, length, in rows of the
+                                  joint buffer; section 1 is history, section 2 the new records
+    """
+
+    window: int
+    ring_len: int
+    num_seqs: int
+    max_seqlen_q: int
+    cu_seqlens_q: Any
+    state_ids: Any
+    seqlens_k: Any
+    positions: Any
+    token_state_ids: Any
+    segments: Any
+    num_segments: Any
+    pivots: Any
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.positions.shape[0])
+
+    @property
+    def history_rows(self) -> int:
+        return self.num_seqs * self.window

@@ -1,0 +1,107 @@
+"""Rotary embedding: frequencies (with YaRN) and the float64 tables that all backends rotate by.
+
+Source of the formulas: RoFormer (arXiv 2104.09864) and YaRN (arXiv 2309.00071), in the form that
+DeepSeek-V4's published configuration uses.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .errors import ArgumentError
+from .rings import MAX_POSITION
+
+Pairing = Literal["adjacent", "half"]
+
+# A position is cut into three digits, coarse * 2^20 + middle * 2^10 + fine, so that a table of
+# cosines and sines for every int32 position has 2048 + 1024 + 1024 rows: 2 MB for 64 dims, small
+# enough to stay in a GPU's L2, and no bound on positions need be known when it is made.
+FINE_BITS = 10
+MIDDLE_BITS = 10
+COARSE_ROWS = 2048
+MIDDLE_ROWS = 1 << MIDDLE_BITS
+FINE_ROWS = 1 << FINE_BITS
+TABLE_ROWS = COARSE_ROWS + MIDDLE_ROWS + FINE_ROWS
+assert COARSE_ROWS << (MIDDLE_BITS + FINE_BITS) > MAX_POSITION
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN's context extension; `attention_factor` is 1 in all supported models."""
+
+    factor: float
+    original_length: int
+    beta_fast: float
+    beta_slow: float
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the last `dims` of a vector.
+
+    `pairing`: "adjacent" rotates dims (2i, 2i + 1), "half" rotates dims (i, i + dims/2).
+    Raises ArgumentError for a theta that is not positive or dims that are not positive and even.
+    """
+
+    theta: float
+    dims: int
+    pairing: Pairing
+    yarn: Yarn | None = None
+
+    def __post_init__(self) -> None:
+        if not self.theta > 0:
+            raise ArgumentError(f"Rope: theta={self.theta} but must be positive")
+        if self.dims < 2 or self.dims % 2 != 0:
+            raise ArgumentError(f"Rope: dims={self.dims} but must be positive and even")
+        if self.pairing not in ("adjacent", "half"):
+            raise ArgumentError(f"Rope: pairing={self.pairing!r} but must be 'adjacent' or 'half'")
+
+    @property
+    def num_pairs(self) -> int:
+        return self.dims // 2  # exact: dims is even
+
+
+def rope_frequencies(rope: Rope) -> np.ndarray:
+    """Angle per position of each pair, float64 [dims / 2].
+
+    f_i = theta^(-2i/dims). YaRN divides the slow ones by `factor`: with
+    c(r) = dims ln(L / (2 pi r)) / (2 ln theta), low = max(floor(c(beta_fast)), 0),
+    high = min(ceil(c(beta_slow)), dims - 1) and ramp_i = clamp((i - low) / (high - low), 0, 1),
+    f_i becomes f_i / factor * ramp_i + f_i * (1 - ramp_i). Where low = high, high grows by 0.001.
+    """
+    pairs = np.arange(rope.num_pairs, dtype=np.float64)
+    frequencies = rope.theta ** (-2.0 * pairs / rope.dims)
+    yarn = rope.yarn
+    if yarn is None:
+        return frequencies
+
+    def pair_of(rotations: float) -> float:
+        turns = yarn.original_length / (2.0 * math.pi * rotations)
+        return rope.dims * math.log(turns) / (2.0 * math.log(rope.theta))
+
+    low = float(max(math.floor(pair_of(yarn.beta_fast)), 0))
+    high = float(min(math.ceil(pair_of(yarn.beta_slow)), rope.dims - 1))
+    high += 0.001 if low == high else 0.0
+    ramp = np.clip((pairs - low) / (high - low), 0.0, 1.0)
+    return frequencies / yarn.factor * ramp + frequencies * (1.0 - ramp)
+
+
+def rope_table(rope: Rope) -> np.ndarray:
+    """Cosines and sines of the three digits of a position, float64 [TABLE_ROWS, dims / 2, 2].
+
+    Rows: COARSE_ROWS for coarse, then MIDDLE_ROWS, then FINE_ROWS. The last axis is (cos, sin).
+    A backend multiplies the three unit complex numbers in float64, coarse times middle first, then
+    times fine, each product as (a.c*b.c - a.s*b.s, a.c*b.s + a.s*b.c) without contraction, and
+    rounds cosine and sine to float32. This rule is what makes every backend's bytes equal.
+    """
+    digits = np.concatenate(
+        [
+            np.arange(COARSE_ROWS, dtype=np.float64) * float(1 << (MIDDLE_BITS + FINE_BITS)),
+            np.arange(MIDDLE_ROWS, dtype=np.float64) * float(1 << FINE_BITS),
+            np.arange(FINE_ROWS, dtype=np.float64),
+        ]
+    )
+    angles = digits[:, None] * rope_frequencies(rope)[None, :]
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)

@@ -1,0 +1,135 @@
+"""The bytes of a state slot: which ring lies where, and strided views of a slab onto them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from .errors import LayoutError
+from .formats import RecordFormat
+from .sizes import align_up
+
+RingKind = Literal["swa", "compression"]
+SLAB_ALIGN = 256  # bytes; the slab's base, so that every 16-byte access of a record is aligned
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One ring of a state slot; `offset` and `bytes` (padding included) count from the slot's
+    start. `record_format` is None for compression state, whose entries are float32 [2, dim]:
+    a row of values, then a row of scores."""
+
+    name: str
+    layer: int
+    kind: RingKind
+    ring_len: int
+    record_bytes: int
+    stored: bool
+    record_format: RecordFormat | None
+    offset: int = 0
+    bytes: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.ring_len * self.record_bytes
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """All rings of one sequence, in the order of their bytes: stored rings first, then rings that
+    are not stored, then compression state. Build it with `build_slot_layout`."""
+
+    rings: tuple[Ring, ...]
+    align_bytes: int
+    slot_bytes: int
+    stored_bytes: int
+
+    def ring(self, layer: int, kind: RingKind = "swa") -> Ring:
+        """The ring of a layer. Raises LayoutError where the layer has none of that kind."""
+        for ring in self.rings:
+            if ring.layer == layer and ring.kind == kind:
+                return ring
+        layers = [ring.layer for ring in self.rings if ring.kind == kind]
+        raise LayoutError(f"layer={layer} has no ring of kind={kind!r}; layers that do: {layers}")
+
+    def view(self, slab: Any, layer: int, kind: RingKind = "swa") -> Any:
+        """uint8 [num_state_slots, ring_len, 1, record_bytes] view of a layer's records.
+
+        No copy; the row stride is `slot_bytes`. `slab` is a flat uint8 NumPy or CuPy array of
+        num_state_slots * slot_bytes. Raises LayoutError for a planar ring, whose records are not
+        whole (use `planes`), and for a slab of another shape, dtype or stride.
+        """
+        ring = self.ring(layer, kind)
+        if ring.record_format is not None and ring.record_format.plane_order == "planar":
+            raise LayoutError(
+                f"view: {ring.name} is planar, so its records are not whole in the ring; "
+                "use SlotLayout.planes, which gives the value plane and the scale plane"
+            )
+        return self._records(slab, ring.offset, ring.ring_len, ring.record_bytes)
+
+    def planes(self, slab: Any, layer: int, kind: RingKind = "swa") -> tuple[Any, Any]:
+        """The value bytes and the scale bytes of a layer's ring as two uint8 views,
+        [num_state_slots, ring_len, 1, value_bytes] and [num_state_slots, ring_len, 1, scale_bytes],
+        for planar and interleaved rings alike. Raises LayoutError as `view` does."""
+        ring = self.ring(layer, kind)
+        fmt = ring.record_format
+        if fmt is None:
+            raise LayoutError(f"planes: {ring.name} holds float32 state, not records")
+        if fmt.plane_order == "interleaved":
+            whole = self.view(slab, layer, kind)
+            return whole[..., : fmt.value_bytes], whole[..., fmt.value_bytes :]
+        scales_at = ring.offset + ring.ring_len * fmt.value_bytes
+        return (
+            self._records(slab, ring.offset, ring.ring_len, fmt.value_bytes),
+            self._records(slab, scales_at, ring.ring_len, fmt.scale_bytes),
+        )
+
+    def check_slab(self, slab: Any) -> int:
+        """Number of state slots in a slab. Raises LayoutError unless it is flat, contiguous uint8
+        of a whole number of slots."""
+        shape, dtype = getattr(slab, "shape", None), str(getattr(slab, "dtype", type(slab)))
+        if dtype != "uint8" or shape is None or len(shape) != 1 or slab.strides != (1,):
+            raise LayoutError(
+                f"slab: shape={shape} dtype={dtype} but must be a flat contiguous uint8 array"
+            )
+        if shape[0] % self.slot_bytes != 0:
+            raise LayoutError(
+                f"slab: {shape[0]} bytes is no multiple of slot_bytes={self.slot_bytes}"
+            )
+        return shape[0] // self.slot_bytes  # exact: checked above
+
+    def _records(self, slab: Any, offset: int, ring_len: int, record_bytes: int) -> Any:
+        slots = self.check_slab(slab)
+        by_slot = slab.reshape(slots, self.slot_bytes)
+        rows = by_slot[:, offset : offset + ring_len * record_bytes]
+        # Splitting the last axis of a strided view needs no copy: it is contiguous.
+        return rows.reshape(slots, ring_len, 1, record_bytes)
+
+
+def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:
+    """Place rings in a state slot: stored, not stored, compression state, each in the order given.
+
+    The end of each ring is padded to `align_bytes`, a multiple of 16. Raises LayoutError for
+    another alignment, for two rings of one layer and kind, and for a stored compression state.
+    """
+    if align_bytes < 16 or align_bytes % 16 != 0:
+        raise LayoutError(f"align_bytes={align_bytes} but must be a positive multiple of 16")
+    rings = tuple(rings)
+    ordered = (
+        [r for r in rings if r.kind != "compression" and r.stored]
+        + [r for r in rings if r.kind != "compression" and not r.stored]
+        + [r for r in rings if r.kind == "compression"]
+    )
+    placed: list[Ring] = []
+    seen: set[tuple[int, str]] = set()
+    offset = stored_bytes = 0
+    for ring in ordered:
+        if (ring.layer, ring.kind) in seen:
+            raise LayoutError(f"layer={ring.layer} has two rings of kind={ring.kind!r}")
+        if ring.kind == "compression" and ring.stored:
+            raise LayoutError(f"{ring.name}: compression state is never stored")
+        seen.add((ring.layer, ring.kind))
+        size = align_up(ring.used_bytes, align_bytes)
+        placed.append(replace(ring, offset=offset, bytes=size))
+        offset += size
+        stored_bytes = offset if ring.stored else stored_bytes
+    return SlotLayout(tuple(placed), align_bytes, offset, stored_bytes)
