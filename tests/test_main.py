@@ -1,0 +1,135 @@
+"""The command line's frame: exit statuses, errors as one message, lazy commands."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ringslab import __version__
+from ringslab.errors import ArgumentError, ConfigError
+from ringslab.tools import main as cli
+
+
+def fake_command(monkeypatch, run):
+    """Put a command in place of `doctor` that calls `run(args)`."""
+
+    def add_parser(subparsers):
+        subparsers.add_parser("doctor").add_argument("--number", type=int, default=0)
+
+    command = SimpleNamespace(add_parser=add_parser, run=run)
+    monkeypatch.setattr(cli, "_load_command", lambda name: command)
+
+
+def raising(error):
+    def run(args):
+        raise error
+
+    return run
+
+
+def test_version(capsys):
+    """`ringslab --version` prints name and version and ends with 0."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"ringslab {__version__}\n"
+
+
+def test_help_names_every_command(capsys):
+    """--help lists run, layout, compile and doctor; no command at all is the help and status 2."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert cli.main([]) == 2
+    assert capsys.readouterr().err == text
+    for command in ("run", "layout", "compile", "doctor"):
+        assert f"\n    {command} " in text
+
+
+def test_every_command_is_there():
+    """Each command of the table has a module with add_parser and run, and answers --help."""
+    for command in cli._COMMANDS:
+        module = cli._load_command(command)
+        assert callable(module.add_parser), command
+        assert callable(module.run), command
+        with pytest.raises(SystemExit) as stop:
+            cli.main([command, "--help"])
+        assert stop.value.code == 0, command
+
+
+def test_command_gets_its_arguments_and_gives_its_status(monkeypatch):
+    """The status of `run(args)` is the status of the program."""
+    fake_command(monkeypatch, lambda args: args.number)
+    assert cli.main(["doctor", "--number", "7"]) == 7
+
+
+@pytest.mark.parametrize("argv", [["doktor"], ["doctor", "--wrong"], ["doctor", "--number", "x"]])
+def test_wrong_words_are_status_2(monkeypatch, capsys, argv):
+    """An unknown command, an unknown option and a mistyped value are named on stderr."""
+    fake_command(monkeypatch, lambda args: 0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == 2
+    assert argv[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a.yaml:3:1: model.window: got 0, must be at least 1"),
+        ArgumentError("window_decode: q.shape[2]=96 but the layout's head_dim=512"),
+        FileNotFoundError(2, "No such file or directory", "a.jsonl"),
+    ],
+)
+def test_an_error_is_one_line(monkeypatch, capsys, error):
+    """A caller's mistake gives its message on one line of stderr, no traceback, and status 2."""
+    monkeypatch.delenv("RINGSLAB_TRACEBACK", raising=False)
+    fake_command(monkeypatch, raising(error))
+    assert cli.main(["doctor"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"ringslab: {error}\n"
+
+
+def test_traceback_on_request(monkeypatch):
+    """RINGSLAB_TRACEBACK=1 lets the exception through."""
+    monkeypatch.setenv("RINGSLAB_TRACEBACK", "1")
+    fake_command(monkeypatch, raising(ConfigError("bad")))
+    with pytest.raises(ConfigError, match="bad"):
+        cli.main(["doctor"])
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch):
+    """An AssertionError is a fault of ringslab and is never turned into a tidy message."""
+    fake_command(monkeypatch, raising(AssertionError("off by one")))
+    with pytest.raises(AssertionError, match="off by one"):
+        cli.main(["doctor"])
+
+
+def test_ctrl_c_is_130(monkeypatch, capsys):
+    """Ctrl-C ends with 130 and one word on stderr."""
+    fake_command(monkeypatch, raising(KeyboardInterrupt()))
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "ringslab: interrupted\n"
+
+
+def test_a_closed_pipe_is_quiet():
+    """`ringslab ... | head -1`: a reader that goes away is 141 with nothing on stderr."""
+    code = (
+        "import sys, types\n"
+        "from ringslab.tools import main as cli\n"
+        "command = types.SimpleNamespace(\n"
+        "    add_parser=lambda subparsers: subparsers.add_parser('doctor'),\n"
+        "    run=lambda args: [print('x' * 99) for _ in range(9999)] and 0)\n"
+        "cli._load_command = lambda name: command\n"
+        "sys.exit(cli.main(['doctor']))\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    program.stdout.readline()
+    program.stdout.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    assert program.wait() == 141
