@@ -1,0 +1,349 @@
+"""What every backend checks first: one function per operation.
+
+Plain attribute access only, so that NumPy and CuPy arrays pass through the same code in a few
+microseconds. Values (ids, rows) are checked on the host backends only, by the functions at the end:
+on a GPU that would take a synchronisation, and kernels skip what is out of range instead.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..layouts.errors import ArgumentError
+from ..layouts.formats import MX_BLOCK, RecordFormat
+from ..layouts.rope import Rope
+from ..layouts.sizes import div_ceil
+from ..layouts.slots import SlotLayout
+from .arrays import BF16, UINT16, is_cuda
+from .ring_access import RingAccess, ring_access
+
+U8 = (np.dtype(np.uint8),)
+I32 = (np.dtype(np.int32),)
+U64 = (np.dtype(np.uint64),)
+F32 = (np.dtype(np.float32),)
+BF16_BITS = (BF16, UINT16)
+BF16_OR_F32 = (BF16, UINT16, F32[0])
+ATTENTION_OUT = (BF16, UINT16, np.dtype(np.float64))  # float64: the reference, unrounded
+SLAB_BASE_ALIGN = 16  # bytes; kernels move records in pieces of 16
+
+Axis = tuple[int | None, str]  # wanted extent (None: any) and what it comes from
+
+
+def check_array(op: str, name: str, x: Any, dtypes: tuple, axes: tuple[Axis, ...]) -> None:
+    """ArgumentError unless `x` is a C-contiguous array of one of the dtypes with these axes."""
+    if not hasattr(x, "dtype") or not hasattr(x, "flags"):
+        raise ArgumentError(f"{op}: {name} is {type(x).__name__}, not a NumPy or CuPy array")
+    if x.dtype not in dtypes:
+        wanted = " or ".join(str(dtype) for dtype in dtypes)
+        raise ArgumentError(f"{op}: {name}.dtype={x.dtype} but must be {wanted}")
+    shape = x.shape
+    if len(shape) != len(axes):
+        raise ArgumentError(f"{op}: {name}.shape={tuple(shape)} but must have {len(axes)} axes")
+    for i, (extent, source) in enumerate(axes):
+        if extent is not None and shape[i] != extent:
+            raise ArgumentError(f"{op}: {name}.shape[{i}]={shape[i]} but {source}={extent}")
+    if not x.flags.c_contiguous:
+        raise ArgumentError(
+            f"{op}: {name} has shape={tuple(shape)} strides={tuple(x.strides)}, which is not "
+            f"C-contiguous; pass a contiguous copy (ascontiguousarray)"
+        )
+
+
+def check_output(op: str, name: str, x: Any, dtypes: tuple, axes: tuple[Axis, ...]) -> None:
+    """As `check_array`, and the array must be writeable."""
+    check_array(op, name, x, dtypes, axes)
+    if type(x) is np.ndarray and not x.flags.writeable:
+        raise ArgumentError(f"{op}: {name} is read-only but is written to")
+
+
+def check_place(op: str, **arrays: Any) -> None:
+    """ArgumentError unless all arrays that are not None lie on the CPU, or on one GPU."""
+    first_name, first = "", None
+    for name, x in arrays.items():
+        if x is None:
+            continue
+        place = x.device.id if is_cuda(x) else "cpu"
+        if first is None:
+            first_name, first = name, place
+        elif place != first:
+            raise ArgumentError(
+                f"{op}: {name} is on device {place} but {first_name} is on device {first}"
+            )
+
+
+def check_scale_rule(op: str, scale_rounding: str, amax_floor: float) -> None:
+    if scale_rounding not in ("ceil", "floor"):
+        raise ArgumentError(f"{op}: scale_rounding={scale_rounding!r} but must be ceil or floor")
+    if not 0.0 <= amax_floor < math.inf:
+        raise ArgumentError(f"{op}: amax_floor={amax_floor} but must be finite and at least 0")
+
+
+def check_quantize_mxfp8(
+    x: Any, values: Any, scales: Any, scale_rounding: str, amax_floor: float
+) -> None:
+    op = "quantize_mxfp8"
+    check_array(op, "x", x, BF16_OR_F32, ((None, ""), (None, "")))
+    n, width = x.shape
+    blocks = div_ceil(width, MX_BLOCK)
+    rows = (n, "x.shape[0]")
+    check_output(op, "values", values, U8, (rows, (width, "x.shape[1]")))
+    check_output(op, "scales", scales, U8, (rows, (blocks, "div_ceil(x.shape[1], 32)")))
+    check_scale_rule(op, scale_rounding, amax_floor)
+    check_place(op, x=x, values=values, scales=scales)
+
+
+def check_dequantize_mxfp8(values: Any, scales: Any, out: Any) -> None:
+    op = "dequantize_mxfp8"
+    check_array(op, "values", values, U8, ((None, ""), (None, "")))
+    n, width = values.shape
+    blocks = div_ceil(width, MX_BLOCK)
+    rows = (n, "values.shape[0]")
+    check_array(op, "scales", scales, U8, (rows, (blocks, "div_ceil(values.shape[1], 32)")))
+    check_output(op, "out", out, F32, (rows, (width, "values.shape[1]")))
+    check_place(op, values=values, scales=scales, out=out)
+
+
+def check_rope(op: str, rope: Any, width: int, name: str = "rope") -> None:
+    if not isinstance(rope, Rope):
+        raise ArgumentError(f"{op}: {name} is {type(rope).__name__}, not a Rope")
+    if rope.dims > width:
+        raise ArgumentError(f"{op}: {name}.dims={rope.dims} but the vectors have {width} dims")
+
+
+def check_apply_rope(x: Any, positions: Any, out: Any, rope: Any) -> None:
+    op = "apply_rope"
+    check_array(op, "x", x, BF16_OR_F32, ((None, ""), (None, ""), (None, "")))
+    check_array(op, "positions", positions, I32, ((x.shape[0], "x.shape[0]"),))
+    axes = tuple((extent, f"x.shape[{i}]") for i, extent in enumerate(x.shape))
+    check_output(op, "out", out, F32 if x.dtype == F32[0] else BF16_BITS, axes)
+    check_rope(op, rope, x.shape[2])
+    check_place(op, x=x, positions=positions, out=out)
+
+
+def check_latent_format(op: str, fmt: Any) -> None:
+    """ArgumentError unless `fmt` is a latent mxfp8 or bf16 record format."""
+    if not isinstance(fmt, RecordFormat):
+        raise ArgumentError(f"{op}: record_format is {type(fmt).__name__}, not a RecordFormat")
+    if not fmt.latent or fmt.type not in ("mxfp8", "bf16"):
+        kind = "latent" if fmt.latent else f"num_kv_heads={fmt.num_kv_heads}"
+        raise ArgumentError(
+            f"{op}: record format {fmt.id!r} ({fmt.type}, {kind}) is not supported; "
+            "use a latent mxfp8 or bf16 format"
+        )
+
+
+def _check_kv(op: str, kv: Any, positions: Any, rope: Any, fmt: RecordFormat) -> None:
+    check_array(op, "kv", kv, BF16_BITS, ((None, ""), (fmt.head_dim, "the format's head_dim")))
+    if rope is not None:
+        check_rope(op, rope, fmt.head_dim)
+        if positions is None:
+            raise ArgumentError(f"{op}: positions=None but rope is given; pass int32 [T] positions")
+    if positions is not None:
+        check_array(op, "positions", positions, I32, ((kv.shape[0], "kv.shape[0]"),))
+
+
+def check_encode_records(kv: Any, positions: Any, out: Any, fmt: Any, rope: Any) -> None:
+    op = "encode_records"
+    check_latent_format(op, fmt)
+    _check_kv(op, kv, positions, rope, fmt)
+    axes = ((kv.shape[0], "kv.shape[0]"), (fmt.record_bytes, "the format's record_bytes"))
+    check_output(op, "out", out, U8, axes)
+    check_place(op, kv=kv, positions=positions, out=out)
+
+
+def check_slab(op: str, slab: Any, layout: Any, *, written: bool) -> int:
+    """Number of state slots in a slab of this layout."""
+    if not isinstance(layout, SlotLayout):
+        raise ArgumentError(f"{op}: layout is {type(layout).__name__}, not a SlotLayout")
+    check_array(op, "slab", slab, U8, ((None, ""),))
+    if written and type(slab) is np.ndarray and not slab.flags.writeable:
+        raise ArgumentError(f"{op}: slab is read-only but is written to")
+    size = slab.shape[0]
+    if size % layout.slot_bytes != 0:
+        raise ArgumentError(
+            f"{op}: slab.shape[0]={size} is no multiple of slot_bytes={layout.slot_bytes}"
+        )
+    if is_cuda(slab) and size and slab.data.ptr % SLAB_BASE_ALIGN != 0:
+        raise ArgumentError(
+            f"{op}: slab starts at address {slab.data.ptr:#x}, which is no multiple of "
+            f"{SLAB_BASE_ALIGN}; take it from empty_slab"
+        )
+    return size // layout.slot_bytes  # exact: checked above
+
+
+def check_store_records(
+    slab: Any, layout: Any, layer: int, records: Any, state_ids: Any, positions: Any, kind: str
+) -> tuple[RingAccess, int]:
+    """The ring's addresses and the number of state slots."""
+    op = "store_records"
+    num_slots = check_slab(op, slab, layout, written=True)
+    access = ring_access(op, layout, layer, kind)
+    record_bytes = (access.format.record_bytes, "the ring's record_bytes")
+    check_array(op, "records", records, U8, ((None, ""), record_bytes))
+    rows = ((records.shape[0], "records.shape[0]"),)
+    check_array(op, "state_ids", state_ids, I32, rows)
+    check_array(op, "positions", positions, I32, rows)
+    check_place(op, slab=slab, records=records, state_ids=state_ids, positions=positions)
+    return access, num_slots
+
+
+def check_ring_store(
+    slab: Any,
+    layout: Any,
+    layer: int,
+    kv: Any,
+    state_ids: Any,
+    positions: Any,
+    rope: Any,
+    kind: str,
+) -> tuple[RingAccess, int]:
+    """The ring's addresses and the number of state slots."""
+    op = "ring_store"
+    num_slots = check_slab(op, slab, layout, written=True)
+    access = ring_access(op, layout, layer, kind)
+    check_latent_format(op, access.format)
+    if positions is None:
+        raise ArgumentError(f"{op}: positions=None but each token needs one to find its row")
+    _check_kv(op, kv, positions, rope, access.format)
+    check_array(op, "state_ids", state_ids, I32, ((kv.shape[0], "kv.shape[0]"),))
+    check_place(op, slab=slab, kv=kv, state_ids=state_ids, positions=positions)
+    return access, num_slots
+
+
+def check_load_history(
+    slab: Any, layout: Any, layer: int, plan: Any, out: Any, kind: str
+) -> tuple[RingAccess, int]:
+    """The ring's addresses and the number of state slots."""
+    op = "load_history"
+    num_slots = check_slab(op, slab, layout, written=False)
+    access = ring_access(op, layout, layer, kind)
+    _check_ring_len(op, plan, layer, access)
+    check_array(op, "plan.segments", plan.segments, I32, ((None, ""), (3, "columns")))
+    check_array(op, "plan.num_segments", plan.num_segments, I32, ((1, "one count"),))
+    record_bytes = (access.format.record_bytes, "the ring's record_bytes")
+    check_output(op, "out", out, U8, ((None, ""), record_bytes))
+    _check_rows(op, "out", out, plan.history_rows, "num_seqs * window")
+    check_place(op, slab=slab, segments=plan.segments, num_segments=plan.num_segments, out=out)
+    return access, num_slots
+
+
+def _check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
+    if plan.ring_len != access.ring_len:
+        raise ArgumentError(
+            f"{op}: plan.ring_len={plan.ring_len} but the ring of layer {layer} has "
+            f"ring_len={access.ring_len}; build the plan for that ring"
+        )
+
+
+def _check_rows(op: str, name: str, x: Any, rows: int, source: str) -> None:
+    if x.shape[0] < rows:
+        raise ArgumentError(f"{op}: {name}.shape[0]={x.shape[0]} but {source}={rows}")
+
+
+def _check_attention(
+    op: str, q: Any, plan: Any, fmt: RecordFormat, out: Any, lse: Any, options: dict
+) -> None:
+    """q, out, lse, and the options softmax_scale, sink, rope_out."""
+    check_latent_format(op, fmt)
+    tokens = plan.positions.shape[0]
+    head_dim = (fmt.head_dim, "the layout's head_dim")
+    check_array(op, "q", q, BF16_BITS, ((tokens, "the plan's tokens"), (None, ""), head_dim))
+    heads = (q.shape[1], "q.shape[1]")
+    rows = (tokens, "q.shape[0]")
+    check_output(op, "out", out, ATTENTION_OUT, (rows, heads, (q.shape[2], "q.shape[2]")))
+    check_output(op, "lse", lse, F32, (rows, heads))
+    if not math.isfinite(options["softmax_scale"]):
+        raise ArgumentError(f"{op}: softmax_scale={options['softmax_scale']} but must be finite")
+    if options["sink"] is not None:
+        check_array(op, "sink", options["sink"], F32, (heads,))
+    if options["rope_out"] is not None:
+        check_rope(op, options["rope_out"], fmt.head_dim, "rope_out")
+        check_array(op, "plan.positions", plan.positions, I32, (rows,))
+
+
+def check_window_prefill(
+    q: Any, records: Any, plan: Any, fmt: Any, out: Any, lse: Any, **options: Any
+) -> None:
+    """`options`: softmax_scale, sink, rope_out."""
+    op = "window_prefill"
+    _check_attention(op, q, plan, fmt, out, lse, options)
+    record_bytes = (fmt.record_bytes, "the format's record_bytes")
+    check_array(op, "records", records, U8, ((None, ""), record_bytes))
+    rows = plan.history_rows + plan.positions.shape[0]
+    _check_rows(op, "records", records, rows, "num_seqs * window + tokens")
+    axes = ((q.shape[0], "q.shape[0]"), (4, "columns"))
+    check_array(op, "plan.pivots", plan.pivots, I32, axes)
+    check_place(
+        op,
+        q=q,
+        records=records,
+        pivots=plan.pivots,
+        positions=plan.positions,
+        out=out,
+        lse=lse,
+        sink=options["sink"],
+    )
+
+
+def check_window_decode(
+    q: Any,
+    slab: Any,
+    layout: Any,
+    layer: int,
+    plan: Any,
+    out: Any,
+    lse: Any,
+    kind: str,
+    **options: Any,
+) -> tuple[RingAccess, int]:
+    """The ring's addresses and the number of state slots. `options`: softmax_scale, sink,
+    rope_out."""
+    op = "window_decode"
+    num_slots = check_slab(op, slab, layout, written=False)
+    access = ring_access(op, layout, layer, kind)
+    _check_ring_len(op, plan, layer, access)
+    _check_attention(op, q, plan, access.format, out, lse, options)
+    axes = ((q.shape[0], "q.shape[0]"), (2, "columns"))
+    check_array(op, "plan.offset_len", plan.offset_len, I32, axes)
+    check_place(
+        op,
+        q=q,
+        slab=slab,
+        offset_len=plan.offset_len,
+        positions=plan.positions,
+        out=out,
+        lse=lse,
+        sink=options["sink"],
+    )
+    return access, num_slots
+
+
+def _check_tokens(op: str, token_ids: Any, positions: Any, tokens: int) -> None:
+    rows = ((tokens, "tokens"),)
+    check_array(op, "token_ids", token_ids, I32, rows)
+    check_array(op, "positions", positions, I32, rows)
+
+
+def check_seeded_activations(token_ids: Any, positions: Any, out: Any) -> None:
+    op = "seeded_activations"
+    check_output(op, "out", out, BF16_BITS, ((None, ""), (None, "")))
+    _check_tokens(op, token_ids, positions, out.shape[0])
+    check_place(op, token_ids=token_ids, positions=positions, out=out)
+
+
+def check_stack_activations(previous: Any, token_ids: Any, positions: Any, q: Any, kv: Any) -> None:
+    op = "stack_activations"
+    check_array(op, "previous", previous, BF16_BITS, ((None, ""), (None, ""), (None, "")))
+    axes = tuple((extent, f"previous.shape[{i}]") for i, extent in enumerate(previous.shape))
+    check_output(op, "q", q, BF16_BITS, axes)
+    check_output(op, "kv", kv, BF16_BITS, (axes[0], axes[2]))
+    _check_tokens(op, token_ids, positions, previous.shape[0])
+    check_place(op, previous=previous, token_ids=token_ids, positions=positions, q=q, kv=kv)
+
+
+def check_digest_outputs(out: Any, digests: Any) -> None:
+    op = "digest_outputs"
+    check_array(op, "out", out, BF16_BITS, ((None, ""), (None, "")))
+    check_output(op, "digests", digests, U64, ((out.shape[0], "out.shape[0]"),))
+    check_place(op, out=out, digests=digests)

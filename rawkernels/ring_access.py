@@ -1,0 +1,45 @@
+"""Where the bytes of a record lie in a slab, the same arithmetic for both plane orders."""
+
+from dataclasses import dataclass
+
+from ..layouts.errors import ArgumentError
+from ..layouts.formats import RecordFormat
+from ..layouts.slots import RingKind, SlotLayout
+
+
+@dataclass(frozen=True)
+class RingAccess:
+    """Byte addresses of a layer's ring. The record at ring index i of state slot s has
+    `value_bytes` bytes at s * slot_bytes + value_offset + i * value_stride, and `scale_bytes`
+    bytes at s * slot_bytes + scale_offset + i * scale_stride. All counts are bytes."""
+
+    format: RecordFormat
+    ring_len: int
+    slot_bytes: int
+    value_offset: int
+    value_stride: int
+    value_bytes: int
+    scale_offset: int
+    scale_stride: int
+    scale_bytes: int
+
+
+def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa") -> RingAccess:
+    """Addresses of a layer's ring. Raises LayoutError where the layer has no such ring, and
+    ArgumentError where the ring holds compression state, which has no records."""
+    ring = layout.ring(layer, kind)
+    fmt = ring.record_format
+    if fmt is None:
+        raise ArgumentError(f"{op}: {ring.name} holds float32 state, not records")
+    planar = fmt.plane_order == "planar"
+    return RingAccess(
+        format=fmt,
+        ring_len=ring.ring_len,
+        slot_bytes=layout.slot_bytes,
+        value_offset=ring.offset,
+        value_stride=fmt.value_bytes if planar else fmt.record_bytes,
+        value_bytes=fmt.value_bytes,
+        scale_offset=ring.offset + fmt.value_bytes * (ring.ring_len if planar else 1),
+        scale_stride=fmt.scale_bytes if planar else fmt.record_bytes,
+        scale_bytes=fmt.scale_bytes,
+    )
