@@ -1,0 +1,61 @@
+"""Reading of the arrays that a caller gives to a plan: host integers with their ranges checked."""
+
+from typing import Any
+
+import numpy as np
+
+from ..layouts.errors import PlanError
+
+
+def on_device(*arrays: Any) -> bool:
+    """Whether a plan is to be built on the GPU: any of the arrays lives there."""
+    return any(
+        not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
+        for array in arrays
+    )
+
+
+def host_integers(op: str, name: str, values: Any, *, least: int, most: int) -> np.ndarray:
+    """`values` as int64 [n], each in least .. most.
+
+    Takes lists and any integer dtype. Raises PlanError for another rank or dtype and for a value
+    out of range, naming the first one.
+    """
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1 and array.dtype == np.float64:
+        array = array.astype(np.int64)  # np.asarray([]) is float64: an empty list has no integers
+    if array.ndim != 1:
+        raise PlanError(f"{op}: {name}.shape={array.shape} but must have one axis")
+    if array.dtype.kind not in "iu":
+        raise PlanError(f"{op}: {name}.dtype={array.dtype} but must be an integer dtype, as int32")
+    if array.size and (array.min() < least or array.max() > most):
+        bad = int(np.flatnonzero((array < least) | (array > most))[0])
+        raise PlanError(f"{op}: {name}[{bad}]={array[bad]} but must be {least} .. {most}")
+    return array.astype(np.int64)
+
+
+def host_valid_start(op: str, values: Any, count: int, what: str, most: int) -> np.ndarray:
+    """`swa_valid_start` as int64 [count]: one integer for all, or one for each `what`."""
+    if np.ndim(values) == 0:
+        array = host_integers(op, "swa_valid_start", np.asarray(values)[None], least=0, most=most)
+        return np.broadcast_to(array, (count,))
+    array = host_integers(op, "swa_valid_start", values, least=0, most=most)
+    if array.shape[0] != count:
+        raise PlanError(
+            f"{op}: swa_valid_start has {array.shape[0]} values for {count} {what}s; "
+            f"give one integer, or one for each {what}"
+        )
+    return array
+
+
+def host_cu_seqlens(op: str, values: Any, num_tokens: int) -> np.ndarray:
+    """`cu_seqlens_q` as int64 [num_seqs + 1]: from 0, never falling, to num_tokens."""
+    cu = host_integers(op, "cu_seqlens_q", values, least=0, most=num_tokens)
+    if cu.shape[0] == 0 or cu[0] != 0 or cu[-1] != num_tokens:
+        ends = "nothing" if cu.shape[0] == 0 else f"{cu[0]} .. {cu[-1]}"
+        raise PlanError(f"{op}: cu_seqlens_q runs {ends} but must run 0 .. {num_tokens} tokens")
+    falls = np.flatnonzero(np.diff(cu) < 0)
+    if falls.size:
+        at = int(falls[0])
+        raise PlanError(f"{op}: cu_seqlens_q falls from {cu[at]} to {cu[at + 1]} at sequence {at}")
+    return cu

@@ -1,0 +1,193 @@
+"""Prefill plans: the copies that fill a layer's joint buffer with history, and the rows of it that
+each query token of a prefill batch reads."""
+
+from typing import Any
+
+import numpy as np
+
+from ..layouts.errors import PlanError
+from ..layouts.plans import MAX_SEGMENTS, PrefillPlan
+from ..layouts.rings import MAX_POSITION
+from ..rawkernels.plan_checks import MAX_ROW, check_sizes
+from .plan_arrays import host_integers, host_valid_start, on_device
+
+OP = "plan_prefill"
+
+
+def plan_prefill(
+    state_ids: Any,
+    seqlens_q: Any,
+    seqlens_k: Any,
+    *,
+    window: int,
+    ring_len: int,
+    swa_valid_start: Any = 0,
+    num_tokens: int | None = None,
+    max_seqlen_q: int | None = None,
+    stream: Any = None,
+) -> PrefillPlan:
+    """Plan of a prefill batch, per sequence: state_ids, seqlens_q, seqlens_k integers [num_seqs].
+
+    seqlens_q: new tokens of each sequence in this batch; seqlens_k: its tokens after them. With
+    q_start = seqlens_k - seqlens_q, the joint buffer of a layer is num_seqs * window history rows
+    (positions q_start - window .. q_start - 1 of each sequence, zeros where that is below 0 or
+    below swa_valid_start) and then the new records. `segments` fill the history from the rings, at
+    most three a sequence; `pivots` are the two ranges of rows that each query reads (DESIGN 4.4).
+    State id -1 is padding: history of zeros, queries that see nothing, records that are not stored.
+
+    Where the arrays live decides where the plan is built. Host arrays or lists: here, with every
+    value checked. CuPy arrays: on the device, on `stream`; values are not checked there, and
+    `segments` has 3 * num_seqs rows of which `num_segments` (on the device too) count. There the
+    caller states num_tokens (T; larger is allowed, the rest is padding) and max_seqlen_q (larger
+    is allowed). Left out, seqlens_q is read back once, which waits and so cannot be captured.
+
+    Raises PlanError for shapes, dtypes, sizes that do not fit together and, on the host, for
+    values: seqlens_q < 0, seqlens_k < seqlens_q, swa_valid_start < 0 or > q_start.
+    """
+    if on_device(state_ids, seqlens_q, seqlens_k, swa_valid_start):
+        from ..rawkernels.cuda.plan_prefill import build_prefill_plan as build_on_device
+
+        return build_on_device(
+            state_ids,
+            seqlens_q,
+            seqlens_k,
+            window=window,
+            ring_len=ring_len,
+            swa_valid_start=swa_valid_start,
+            num_tokens=num_tokens,
+            max_seqlen_q=max_seqlen_q,
+            stream=stream,
+        )
+    window, ring_len = check_sizes(OP, window, ring_len)
+    states, q, k, valid = _read(state_ids, seqlens_q, seqlens_k, swa_valid_start, ring_len)
+    return _host_plan(states, q, k, valid, window, ring_len, num_tokens, max_seqlen_q)
+
+
+def _read(
+    state_ids: Any, seqlens_q: Any, seqlens_k: Any, swa_valid_start: Any, ring_len: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays of a host plan as int64 [num_seqs], checked against each other."""
+    most_state = (MAX_ROW + 1) // ring_len - 1  # rounded down: all rows of a state must fit
+    states = host_integers(OP, "state_ids", state_ids, least=-1, most=most_state)
+    q = host_integers(OP, "seqlens_q", seqlens_q, least=0, most=MAX_POSITION + 1)
+    k = host_integers(OP, "seqlens_k", seqlens_k, least=0, most=MAX_POSITION + 1)
+    num_seqs = states.shape[0]
+    for name, array in (("seqlens_q", q), ("seqlens_k", k)):
+        if array.shape[0] != num_seqs:
+            raise PlanError(
+                f"{OP}: {name} has {array.shape[0]} values for {num_seqs} state_ids; "
+                "all are one a sequence"
+            )
+    if np.any(k < q):
+        at = int(np.flatnonzero(k < q)[0])
+        raise PlanError(f"{OP}: seqlens_k[{at}]={k[at]} is below seqlens_q[{at}]={q[at]}")
+    valid = host_valid_start(OP, swa_valid_start, num_seqs, "sequence", MAX_POSITION + 1)
+    if np.any(valid > k - q):
+        at = int(np.flatnonzero(valid > k - q)[0])
+        raise PlanError(
+            f"{OP}: swa_valid_start[{at}]={valid[at]} is past q_start={k[at] - q[at]}; "
+            "the new tokens are always valid"
+        )
+    return states, q, k, valid
+
+
+def _host_plan(
+    states: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    valid: np.ndarray,
+    window: int,
+    ring_len: int,
+    num_tokens: int | None,
+    max_seqlen_q: int | None,
+) -> PrefillPlan:
+    num_seqs = states.shape[0]
+    cu = np.concatenate([[0], np.cumsum(q)])
+    total, longest = int(cu[-1]), int(q.max(initial=0))
+    if num_seqs * window + total > MAX_ROW:
+        raise PlanError(
+            f"{OP}: {num_seqs} sequences * window={window} + {total} tokens are more rows than "
+            f"the {MAX_ROW} that int32 can count; use a smaller batch"
+        )
+    for name, given, needed in (
+        ("num_tokens", num_tokens, total),
+        ("max_seqlen_q", max_seqlen_q, longest),
+    ):
+        if given is not None and given < needed:
+            raise PlanError(f"{OP}: {name}={given} but the batch has {needed}")
+    num_tokens = total if num_tokens is None else int(num_tokens)
+    positions, token_states, pivots = _pivots(states, q, k, valid, cu, window, num_tokens)
+    segments = _segments(states, k - q, valid, window, ring_len)
+    return PrefillPlan(
+        window=window,
+        ring_len=ring_len,
+        num_seqs=num_seqs,
+        max_seqlen_q=longest if max_seqlen_q is None else int(max_seqlen_q),
+        cu_seqlens_q=cu.astype(np.int32),
+        state_ids=states.astype(np.int32),
+        seqlens_k=k.astype(np.int32),
+        positions=positions,
+        token_state_ids=token_states,
+        segments=segments,
+        num_segments=np.array([segments.shape[0]], dtype=np.int32),
+        pivots=pivots,
+    )
+
+
+def _segments(
+    states: np.ndarray, q_start: np.ndarray, valid: np.ndarray, window: int, ring_len: int
+) -> np.ndarray:
+    """Copies of the history section, int32 [S, 3]: source row or -1, destination row, rows."""
+    num_seqs = states.shape[0]
+    begin = q_start - window  # below 0 for a young sequence; valid >= 0 pads what is missing
+    pad = np.where(states >= 0, np.clip(valid - begin, 0, window), window)
+    rows = window - pad
+    at = np.where(rows > 0, (begin + pad) % ring_len, 0)
+    before_wrap = np.minimum(rows, ring_len - at)
+    base = states * ring_len
+    dst = np.arange(num_seqs, dtype=np.int64) * window
+    every = np.empty((num_seqs, MAX_SEGMENTS, 3), dtype=np.int32)
+    every[:, 0] = np.stack([np.full(num_seqs, -1), dst, pad], axis=1)
+    every[:, 1] = np.stack([base + at, dst + pad, before_wrap], axis=1)
+    every[:, 2] = np.stack([base, dst + pad + before_wrap, rows - before_wrap], axis=1)
+    every = every.reshape(num_seqs * MAX_SEGMENTS, 3)
+    return np.ascontiguousarray(every[every[:, 2] > 0])
+
+
+def _pivots(
+    states: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    valid: np.ndarray,
+    cu: np.ndarray,
+    window: int,
+    num_tokens: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """positions int32 [T], token_state_ids int32 [T] and pivots int32 [T, 4].
+
+    Tokens past the last sequence's are padding: position 0, state id -1, no keys.
+    """
+    num_seqs, total = states.shape[0], int(cu[-1])
+    positions = np.zeros(num_tokens, dtype=np.int32)
+    token_states = np.full(num_tokens, -1, dtype=np.int32)
+    pivots = np.zeros((num_tokens, 4), dtype=np.int32)
+    seq = np.repeat(np.arange(num_seqs), q)
+    j = np.arange(total, dtype=np.int64) - cu[seq]
+    q_start = (k - q)[seq]
+    p = q_start + j
+    positions[:total] = p
+    token_states[:total] = states[seq]
+
+    oldest = np.maximum(np.maximum(p - window + 1, valid[seq]), 0)
+    # Section 1: oldest .. q_start - 1, at the end of the sequence's window rows of history.
+    skip = np.minimum(oldest, q_start) - (q_start - window)
+    # Section 2: max(oldest, q_start) .. p, among the new records.
+    new = np.maximum(oldest - q_start, 0)
+    found = np.empty((total, 4), dtype=np.int64)
+    found[:, 0] = seq * window + skip
+    found[:, 1] = window - skip
+    found[:, 2] = num_seqs * window + cu[seq] + new
+    found[:, 3] = j - new + 1
+    found[states[seq] < 0] = 0
+    pivots[:total] = found
+    return positions, token_states, pivots
