@@ -1,0 +1,162 @@
+"""What passes between the scheduler, the engine and its caller: requests and batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..layouts.plans import DecodePlan, PrefillPlan
+from ..rawkernels.plan_checks import DecodeMode
+
+BatchKind = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt and how many tokens to generate after it.
+
+    id: not empty, and not the id of a request that is still running. prompt: int32 [n], n >= 1,
+    tokens >= 0. max_new_tokens: at least 0; with 0 the prompt is computed and no token comes out.
+    arrival_s: seconds from the start of a trace; the scheduler itself does not look at it.
+    Checked by `submit`, which raises RequestError.
+    """
+
+    id: str
+    prompt: Any
+    max_new_tokens: int
+    arrival_s: float = 0.0
+
+
+class PlanKey(NamedTuple):
+    """Which plan of a batch: the layers of one window, ring_len and mode share it.
+
+    A prefill batch has mode "causal" only.
+    """
+
+    window: int
+    ring_len: int
+    mode: DecodeMode = "causal"
+
+
+@dataclass(frozen=True, eq=False)
+class HostBatch:
+    """What the scheduler decided to run, in NumPy arrays; T tokens in num_seqs sequences.
+
+    step             counts the batches, from 0
+    request_ids      one a sequence
+    slots            int32 [num_seqs]      rows of the sequence table
+    state_ids        int32 [num_seqs]      state slots
+    cu_seqlens_q     int32 [num_seqs + 1]  tokens of sequence i: cu_seqlens_q[i] .. [i + 1]
+    seqlens_k        int32 [num_seqs]      tokens of each sequence after this batch
+    is_last_chunk    bool  [num_seqs]      the sequence's known tokens end in this batch, so its
+                                           last query gives a next token; always so in a decode
+    token_ids        int32 [T]             decode: the last generated token, then the drafts
+    positions        int32 [T]
+    token_state_ids  int32 [T]             state slot of each token's sequence
+    num_drafts       int32 [num_seqs]      0 in a prefill
+    """
+
+    step: int
+    kind: BatchKind
+    request_ids: tuple[str, ...]
+    slots: np.ndarray
+    state_ids: np.ndarray
+    cu_seqlens_q: np.ndarray
+    seqlens_k: np.ndarray
+    is_last_chunk: np.ndarray
+    token_ids: np.ndarray
+    positions: np.ndarray
+    token_state_ids: np.ndarray
+    num_drafts: np.ndarray
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def seqlens_q(self) -> np.ndarray:
+        """New tokens of each sequence, int32 [num_seqs]."""
+        return np.diff(self.cu_seqlens_q)
+
+    @property
+    def is_first_chunk(self) -> np.ndarray:
+        """Sequences that begin at position 0 in this batch, bool [num_seqs]: they were just given
+        their state slot (or are recomputed in it), so their state starts afresh."""
+        return self.seqlens_k == self.seqlens_q
+
+
+@dataclass(frozen=True, eq=False)
+class BatchArrays:
+    """A batch's arrays on the engine's device, as a caller's own kernels need them; int32."""
+
+    token_ids: Any
+    positions: Any
+    token_state_ids: Any
+    cu_seqlens_q: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A `HostBatch` with its plans: what `Engine.next_batch` returns. Fields as in HostBatch."""
+
+    step: int
+    kind: BatchKind
+    request_ids: tuple[str, ...]
+    slots: np.ndarray
+    state_ids: np.ndarray
+    cu_seqlens_q: np.ndarray
+    seqlens_k: np.ndarray
+    is_last_chunk: np.ndarray
+    token_ids: np.ndarray
+    positions: np.ndarray
+    token_state_ids: np.ndarray
+    num_drafts: np.ndarray
+    plans: Mapping[PlanKey, DecodePlan | PrefillPlan]
+    on_device: BatchArrays
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def seqlens_q(self) -> np.ndarray:
+        """New tokens of each sequence, int32 [num_seqs]."""
+        return np.diff(self.cu_seqlens_q)
+
+    @property
+    def is_first_chunk(self) -> np.ndarray:
+        """As `HostBatch.is_first_chunk`."""
+        return self.seqlens_k == self.seqlens_q
+
+
+def with_plans(
+    host: HostBatch,
+    plans: Mapping[PlanKey, DecodePlan | PrefillPlan],
+    on_device: BatchArrays,
+) -> Batch:
+    """The batch that an engine hands out; its arrays are the host batch's own."""
+    return Batch(
+        step=host.step,
+        kind=host.kind,
+        request_ids=host.request_ids,
+        slots=host.slots,
+        state_ids=host.state_ids,
+        cu_seqlens_q=host.cu_seqlens_q,
+        seqlens_k=host.seqlens_k,
+        is_last_chunk=host.is_last_chunk,
+        token_ids=host.token_ids,
+        positions=host.positions,
+        token_state_ids=host.token_state_ids,
+        num_drafts=host.num_drafts,
+        plans=plans,
+        on_device=on_device,
+    )
