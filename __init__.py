@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .rawkernels.window_prefill import window_prefill as window_prefill
     from .schedules.plan_decode import plan_decode as plan_decode
     from .schedules.plan_prefill import plan_prefill as plan_prefill
-    from .schedules.scheduler import Request as Request
+    from .schedules.batch import Request as Request
 
 # Module that holds each public name. `errors` is a module itself.
 _HOMES = {
     "Engine": ".engine.engine",
     "RecordFormat": ".layouts.formats",
-    "Request": ".schedules.scheduler",
+    "Request": ".schedules.batch",
     "Rope": ".layouts.rope",
     "SlotLayout": ".layouts.slots",
     "Yarn": ".layouts.rope",
