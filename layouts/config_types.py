@@ -1,0 +1,90 @@
+"""What `load_config` returns: frozen, hashable, with every derived number checked."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .config_schema import TraceSection
+from .errors import ConfigError
+from .formats import RecordFormat
+from .rope import Rope
+from .slots import SlotLayout
+
+# The trace of a run needs no derived values, so its section of the file is used as it is.
+TraceConfig = TraceSection
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer. `window` counts the query itself; `compression_ratio` is None unless the layer
+    owns compression state; `softmax_scale` multiplies q . k."""
+
+    id: int
+    group: str
+    kind: Literal["swa"]
+    role: Literal["producer", "consumer", "draft"]
+    window: int
+    ring_len: int
+    rope: Rope
+    softmax_scale: float
+    softcap: float | None
+    sink: bool
+    inverse_rope_out: bool
+    record_format: RecordFormat
+    stored: bool
+    compression_ratio: int | None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of an engine: state slots, prefill tokens a batch, sequences a batch."""
+
+    num_state_slots: int
+    token_budget: int
+    max_prefill_seqs: int
+    max_decode_seqs: int
+    chunked_prefill: bool
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run: `trace.num_requests` and `trace.max_prompt_len` also limit a recorded trace, while
+    `trace.prompt_len` and `trace.output_len`, first and last length, shape a synthetic one."""
+
+    seed: int
+    activations: Literal["seeded", "stacked", "file"]
+    activations_path: str | None
+    accept_rate: float
+    drafts: Literal["seeded"]
+    verify_samples: int
+    trace: TraceConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole configuration; frozen and hashable. `layers` holds the model's layers, then its draft
+    layers: `num_layers + num_draft_layers` in all, each at the index of its id."""
+
+    name: str
+    path: str
+    version: int
+    num_layers: int
+    num_draft_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tokens_per_step: int
+    max_seq_len: int
+    vocab_size: int
+    record_formats: tuple[RecordFormat, ...]
+    layers: tuple[LayerConfig, ...]
+    slot_layout: SlotLayout
+    engine: EngineConfig
+    run: RunConfig
+
+    def record_format(self, id: str) -> RecordFormat:
+        """The record format of that id. Raises ConfigError where there is none."""
+        for record_format in self.record_formats:
+            if record_format.id == id:
+                return record_format
+        known = ", ".join(record_format.id for record_format in self.record_formats)
+        raise ConfigError(f"{self.path}: no record format {id!r}; there are: {known}")
