@@ -1,0 +1,85 @@
+"""What GPU is there, and why not. Nothing is asked of a driver before a function here is called."""
+
+from ...layouts.errors import BackendError
+
+LEAST_CAPABILITY = 80  # cp.async, bf16 mma.sync: what the portable kernels are written for
+
+
+def gpu_problem() -> str | None:
+    """Why CUDA kernels cannot run here, in a sentence, or None if they can.
+
+    Asks for CuPy, a driver, a device and its compute capability (8.0 or later), in this order. The
+    compiler is another matter: see `nvrtc.compiler_version`.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error}); install the extra: pip install 'ringslab[cuda]'"
+    runtime = cupy.cuda.runtime
+    try:
+        if runtime.getDeviceCount() == 0:
+            return "the driver shows no CUDA device; see CUDA_VISIBLE_DEVICES"
+        capability = int(cupy.cuda.Device().compute_capability)
+    except runtime.CUDARuntimeError as error:
+        return _runtime_problem(str(error))
+    if capability < LEAST_CAPABILITY:
+        return (
+            f"the device has compute capability {_dotted(capability)}; "
+            f"the kernels need {_dotted(LEAST_CAPABILITY)} or later"
+        )
+    return None
+
+
+def gpu_available() -> bool:
+    """True where CUDA kernels can run; never raises."""
+    return gpu_problem() is None
+
+
+def require_gpu() -> None:
+    """Raises BackendError that says why there is no usable GPU."""
+    problem = gpu_problem()
+    if problem is not None:
+        raise BackendError(f"backend 'cuda' cannot run: {problem}")
+
+
+def current_device() -> int:
+    """Id of the current CUDA device of this thread. Raises BackendError where there is none."""
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDevice()
+    except ImportError:
+        pass
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pass
+    require_gpu()
+    raise BackendError("backend 'cuda' cannot run: the driver refuses to name the current device")
+
+
+def arch_of(capability: int) -> str:
+    """Architecture to build for: "sm_90a" for 90 (Hopper's own instructions), else as it is."""
+    return "sm_90a" if capability == 90 else f"sm_{capability}"
+
+
+def device_arch() -> str:
+    """Architecture of the current device, such as "sm_90a". Raises BackendError as
+    `require_gpu`."""
+    require_gpu()
+    import cupy
+
+    return arch_of(int(cupy.cuda.Device().compute_capability))
+
+
+def _dotted(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"  # 86 is written 8.6
+
+
+def _runtime_problem(message: str) -> str:
+    if "cudaErrorInitializationError" in message or "initialization error" in message:
+        return (
+            "CUDA does not start in this process; a process forked after CUDA was started cannot "
+            f"use it, so start workers with the 'spawn' method ({message})"
+        )
+    if "InsufficientDriver" in message:
+        return f"there is no NVIDIA driver, or it is too old for this CuPy ({message})"
+    return message
