@@ -1,0 +1,67 @@
+"""store_records: put each token's record at the ring index of its position."""
+
+from typing import Any
+
+import numpy as np
+
+from ...layouts.rings import ring_index
+from ...layouts.slots import SlotLayout
+from ..checks import check_store_records
+from ..ring_access import RingAccess
+from ..value_checks import check_store_values
+
+
+def store_records(
+    slab: Any,
+    layout: SlotLayout,
+    layer: int,
+    records: Any,
+    state_ids: Any,
+    positions: Any,
+    *,
+    kind: str = "swa",
+    stream: Any = None,
+) -> None:
+    """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T].
+
+    state_id -1 is padding and is not stored. Where a call holds a later record for the same row
+    (a chunk longer than the ring), only the later one is written.
+    """
+    access, num_slots = check_store_records(
+        slab, layout, layer, records, state_ids, positions, kind
+    )
+    check_store_values("store_records", state_ids, positions, num_slots)
+    values, scales = ring_planes(slab, access)
+    for t in range(records.shape[0]):
+        if state_ids[t] < 0 or is_overwritten(t, state_ids, positions, access.ring_len):
+            continue
+        index = ring_index(int(positions[t]), access.ring_len)
+        values[state_ids[t], index] = records[t, : access.value_bytes]
+        scales[state_ids[t], index] = records[t, access.value_bytes :]
+
+
+def is_overwritten(t: int, state_ids: np.ndarray, positions: np.ndarray, ring_len: int) -> bool:
+    """Whether token t + ring_len of the same call takes the row of token t."""
+    later = t + ring_len
+    return (
+        later < state_ids.shape[0]
+        and state_ids[later] == state_ids[t]
+        and int(positions[later]) == int(positions[t]) + ring_len
+    )
+
+
+def ring_planes(slab: np.ndarray, access: RingAccess) -> tuple[np.ndarray, np.ndarray]:
+    """Views of a ring's value bytes and scale bytes, uint8 [num_state_slots, ring_len, bytes]."""
+    by_slot = slab.reshape(-1, access.slot_bytes)
+
+    def plane(offset: int, stride: int, width: int) -> np.ndarray:
+        return np.lib.stride_tricks.as_strided(
+            by_slot[:, offset:],
+            shape=(by_slot.shape[0], access.ring_len, width),
+            strides=(access.slot_bytes, stride, 1),
+        )
+
+    return (
+        plane(access.value_offset, access.value_stride, access.value_bytes),
+        plane(access.scale_offset, access.scale_stride, access.scale_bytes),
+    )
