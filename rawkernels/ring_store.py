@@ -1,0 +1,33 @@
+"""ring_store: encode vectors and store them in the rings of a slab, in one pass."""
+
+from typing import Any
+
+from ..layouts.rope import Rope
+from ..layouts.slots import RingKind, SlotLayout
+from .arrays import as_array, backend_of
+from .operations import operation
+
+
+def ring_store(
+    slab: Any,
+    layout: SlotLayout,
+    layer: int,
+    kv: Any,
+    state_ids: Any,
+    positions: Any,
+    *,
+    rope: Rope | None = None,
+    kind: RingKind = "swa",
+    stream: Any = None,
+) -> None:
+    """The same bytes in the slab as `encode_records` followed by `store_records`.
+
+    slab: flat uint8; kv bf16 (bfloat16 or uint16 bits) [T, head_dim], not rotated; state_ids and
+    positions int32 [T]. Padding, duplicates and errors are those of `store_records`.
+    """
+    slab, kv = as_array(slab, "slab"), as_array(kv, "kv")
+    state_ids, positions = as_array(state_ids, "state_ids"), as_array(positions, "positions")
+    backend = backend_of(slab=slab, kv=kv, state_ids=state_ids, positions=positions)
+    operation(backend, "ring_store")(
+        slab, layout, layer, kv, state_ids, positions, rope=rope, kind=kind, stream=stream
+    )
