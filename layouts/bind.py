@@ -61,7 +61,8 @@ class Binder:
             reason = f" ({why})" if why else ""
             got = _yaml_word(stated)
             expected = f"the derived value {_yaml_word(derived)}{reason}"
-            self.fault(path, got, expected, f"write {_yaml_word(derived)}, or change what it follows from")
+            fix = f"write {_yaml_word(derived)}, or change what it follows from"
+            self.fault(path, got, expected, fix)
 
     def bind(self, node: Node, schema: Any, path: str) -> Any:
         """The value of a node, or BAD where a fault was added."""
@@ -102,7 +103,9 @@ class Binder:
         expected = bound.expected(noun) + or_null
         if schema in (int, float):
             right = is_number and (schema is float or isinstance(value, int))
-            if not right or not bound.holds(value) or not math.isfinite(value):
+            if right and not math.isfinite(value):
+                return self.refuse(node, path, f"a finite number{or_null}", bound.fix)
+            if not right or not bound.holds(value):
                 return self.refuse(node, path, expected, bound.fix)
             return schema(value)
         if not isinstance(value, schema) or value == "":
@@ -139,17 +142,20 @@ class Binder:
                     f"add {field.name}"
                 )
                 values[field.name] = BAD
+        written = {entry.key for entry in node.entries}
+        free = [name for name in hints if name not in written]
         for entry in found.values():
             self.faults.append(
                 f"{entry.mark}: {prefix}{entry.key}: got an unknown key, "
-                f"expected one of {', '.join(hints)}{self.hint(entry.key, tuple(hints))}"
+                f"expected one of {', '.join(hints)}{self.hint(entry.key, free)}"
             )
         if found or any(value is BAD for value in values.values()):
             return BAD
         return schema(**values)
 
-    def hint(self, key: str, names: tuple[str, ...]) -> str:
-        """The nearest known key here, and where else a key of this very name belongs."""
+    def hint(self, key: str, names: list[str]) -> str:
+        """The nearest of the keys that could still be written here, or else the place where a key
+        of this very name belongs."""
         near = get_close_matches(key, names, 1)
         places = [place for place in _key_places(self.root, "") if place.rpartition(".")[2] == key]
         if near:
@@ -164,10 +170,10 @@ class Binder:
 
 
 def _yaml_word(value: Any) -> Any:
-    """None and booleans as YAML writes them."""
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(
-        value, bool
-    ) else value
+    """A value as YAML writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _shown(node: Node) -> str:

@@ -9,7 +9,7 @@ from .config_derive import derive_config
 from .config_schema import ConfigFile
 from .config_types import Config, EngineConfig, LayerConfig, RunConfig, TraceConfig
 from .errors import ConfigError
-from .yaml_source import apply_override, parse_yaml
+from .yaml_source import MAX_FILE_BYTES, apply_override, parse_yaml
 
 __all__ = [
     "Config",
@@ -32,13 +32,14 @@ def read_config_bytes(path: str | os.PathLike[str]) -> tuple[bytes, str]:
     """The bytes of a configuration file and the name that messages show.
 
     A file at `path` wins; otherwise `NAME`, `NAME.yaml` and `configs/NAME.yaml` mean the packaged
-    file of that name. Raises ConfigError, one line, where there is no such file or it is unreadable.
+    file of that name. Raises ConfigError, one line, where the file is missing or unreadable.
     """
-    shown = os.fspath(path)
+    shown = os.fsdecode(path)
     try:
         if not os.path.lexists(shown):
-            return _packaged_bytes(shown), shown
-        return Path(shown).read_bytes(), shown
+            return _packaged_bytes(shown)
+        with Path(shown).open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1), shown  # one byte too many is refused later
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, ConfigError):
             raise
@@ -46,14 +47,14 @@ def read_config_bytes(path: str | os.PathLike[str]) -> tuple[bytes, str]:
         raise ConfigError(f"{shown}: cannot be read: {reason}; name a YAML file") from None
 
 
-def _packaged_bytes(shown: str) -> bytes:
+def _packaged_bytes(shown: str) -> tuple[bytes, str]:
     pure = PurePosixPath(shown)
     name = pure.name if pure.suffix == ".yaml" else f"{pure.name}.yaml"
     known = packaged_configs()
     if str(pure.parent) not in (".", "configs") or name not in known:
         raise ConfigError(f"{shown}: no such file; packaged configurations: {', '.join(known)}")
     folder = resources.files(f"{__package__.rpartition('.')[0]}.configs")
-    return folder.joinpath(name).read_bytes()
+    return folder.joinpath(name).read_bytes(), f"configs/{name}"
 
 
 def load_config(path: str | os.PathLike[str], overrides: tuple[str, ...] = ()) -> Config:
@@ -69,7 +70,7 @@ def load_config(path: str | os.PathLike[str], overrides: tuple[str, ...] = ()) -
     data, shown = read_config_bytes(path)
     faults: list[str] = []
     root = parse_yaml(data, shown, faults)
-    for override in overrides:
+    for override in (overrides,) if isinstance(overrides, str) else overrides:
         root = apply_override(root, override, faults)
     binder = Binder(faults, {}, ConfigFile)
     file = binder.bind(root, ConfigFile, "")

@@ -7,7 +7,7 @@ from .bind import Binder
 from .config_schema import ConfigFile, FormatSection, LayerGroupSection, RopeSection
 from .config_slot import SlotDeriver
 from .config_types import Config, EngineConfig, LayerConfig, RunConfig
-from .errors import LayoutError
+from .errors import ArgumentError
 from .formats import (
     FIELD_TYPE_BYTES,
     MX_BLOCK,
@@ -80,28 +80,26 @@ def check_format(section: FormatSection, file: ConfigFile, binder: Binder, path:
         )
     if not mx and section.plane_order == "planar":
         binder.fault(f"{path}.plane_order", "planar", "interleaved for a type without scales")
-    if section.latent and section.num_kv_heads != 1:
-        binder.fault(f"{path}.num_kv_heads", section.num_kv_heads, "1 for a latent record")
     for name in ("num_kv_heads", "head_dim"):
         stated, model = getattr(section, name), getattr(file.model, name)
         if stated != model:
             binder.fault(f"{path}.{name}", stated, f"the model's {name} {model}")
-    try:
-        derived = derive_fields(
-            section.type,
-            latent=section.latent,
-            num_kv_heads=section.num_kv_heads,
-            head_dim=section.head_dim,
-        )
-    except LayoutError as error:
-        rest = section.head_dim % MX_BLOCK
-        assert rest != 0, error  # the only fault that is left to derive_fields
+    if section.latent and section.num_kv_heads != 1:
+        binder.fault(f"{path}.num_kv_heads", section.num_kv_heads, "1 for a latent record")
+    rest = section.head_dim % MX_BLOCK
+    if mx and rest != 0:
         binder.fault(
             f"{path}.head_dim",
             section.head_dim,
             f"a multiple of {MX_BLOCK} for type mxfp8 ({section.head_dim} % {MX_BLOCK} = {rest})",
         )
         return
+    derived = derive_fields(
+        section.type,
+        latent=section.latent,
+        num_kv_heads=section.num_kv_heads,
+        head_dim=section.head_dim,
+    )
     check_fields(section, derived, binder, path)
     record_bytes = derived[-1].offset + derived[-1].bytes
     binder.derived(f"{path}.record_bytes", section.record_bytes, record_bytes)
@@ -195,9 +193,7 @@ def expand_groups(file: ConfigFile, binder: Binder) -> dict[str, tuple[int, ...]
     return groups
 
 
-def check_layer_groups(
-    file: ConfigFile, binder: Binder, formats: dict[str, RecordFormat]
-) -> None:
+def check_layer_groups(file: ConfigFile, binder: Binder, formats: dict[str, RecordFormat]) -> None:
     """Faults of the groups' own values: rope, softcap, record format."""
     known = [section.id for section in file.record_formats]
     for i, group in enumerate(file.layer_groups):
@@ -212,19 +208,24 @@ def check_layer_groups(
     used = {group.record_format for group in file.layer_groups}
     for i, section in enumerate(file.record_formats):
         if section.id not in used:
-            binder.fault(
-                f"record_formats[{i}].id", section.id, "a format that a layer group uses", "remove it"
-            )
+            expected = "a format that a layer group uses"
+            binder.fault(f"record_formats[{i}].id", section.id, expected, "remove it")
 
 
 def check_rope(rope: RopeSection, head_dim: int, binder: Binder, path: str) -> None:
     if rope.dims % 2 != 0 or rope.dims > head_dim:
         binder.fault(f"{path}.dims", rope.dims, f"an even number up to head_dim {head_dim}")
-    yarn = rope.yarn
-    if yarn is not None and yarn.beta_fast <= yarn.beta_slow:
-        binder.fault(
-            f"{path}.yarn.beta_fast", yarn.beta_fast, f"more than beta_slow {yarn.beta_slow}"
-        )
+        return
+    try:
+        make_rope(rope)
+    except ArgumentError as error:  # how the numbers of YaRN go together
+        binder.fault(path, "a mapping", f"a rotation that can be made ({error})")
+
+
+def make_rope(rope: RopeSection) -> Rope:
+    """Raises ArgumentError where YaRN's numbers contradict each other."""
+    yarn = None if rope.yarn is None else Yarn(**vars(rope.yarn))
+    return Rope(theta=rope.theta, dims=rope.dims, pairing=rope.pairing, yarn=yarn)
 
 
 def check_run(file: ConfigFile, binder: Binder) -> None:
@@ -266,13 +267,7 @@ def make_layers(
     """One LayerConfig a layer, at the index of its id."""
     layers: dict[int, LayerConfig] = {}
     for group in file.layer_groups:
-        yarn = group.rope.yarn
-        rope = Rope(
-            theta=group.rope.theta,
-            dims=group.rope.dims,
-            pairing=group.rope.pairing,
-            yarn=None if yarn is None else Yarn(**vars(yarn)),
-        )
+        rope = make_rope(group.rope)
         for layer in groups[group.id]:
             layers[layer] = LayerConfig(
                 id=layer,

@@ -25,7 +25,8 @@ Window = Annotated[
     Bound(
         least=1,
         most=MAX_RING_LEN,
-        fix="the window is the number of keys that a query sees, itself included",
+        fix="write the number of keys that a query sees, itself included; full attention has no "
+        "ring and is not computed yet",
     ),
 ]
 

@@ -4,7 +4,7 @@ A format is data. Its fields are stated (in YAML) and derived (here); the two mu
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from .errors import LayoutError
 from .sizes import div_exact
@@ -85,8 +85,22 @@ def derive_fields(
 ) -> tuple[Field, ...]:
     """The fields of a record in their order, with offsets; docs are left empty.
 
-    Raises LayoutError where mxfp8 is asked for a head_dim that is no multiple of 32.
+    Raises LayoutError for an unknown type, for sizes below 1, for a latent record of several KV
+    heads, and where mxfp8 is asked for a head_dim that is no multiple of 32.
     """
+    if record_type not in get_args(RecordType):
+        known = ", ".join(get_args(RecordType))
+        raise LayoutError(f"record type {record_type!r} is unknown; use one of {known}")
+    if head_dim < 1 or num_kv_heads < 1:
+        raise LayoutError(
+            f"record type {record_type}: head_dim={head_dim} num_kv_heads={num_kv_heads} but both "
+            "must be at least 1"
+        )
+    if latent and num_kv_heads != 1:
+        raise LayoutError(
+            f"record type {record_type}: num_kv_heads={num_kv_heads} but a latent record is one "
+            "vector, so it must be 1"
+        )
     if record_type == "mxfp8" and head_dim % MX_BLOCK != 0:
         raise LayoutError(
             f"record type mxfp8: head_dim={head_dim} leaves {head_dim % MX_BLOCK} values after "
@@ -118,11 +132,22 @@ def make_record_format(
     amax_floor: float = 1e-4,
 ) -> RecordFormat:
     """A record format with derived fields. `make_record_format("mxfp8", 512)` is V4.1's window
-    record: 512 E4M3 bytes, 16 E8M0 bytes, 528 in all."""
-    fields = derive_fields(
-        record_type, latent=latent, num_kv_heads=num_kv_heads, head_dim=head_dim
-    )
+    record: 512 E4M3 bytes, 16 E8M0 bytes, 528 in all. Raises LayoutError as `derive_fields` does,
+    and for a planar record without scales and an unknown order or scale rule."""
+    fields = derive_fields(record_type, latent=latent, num_kv_heads=num_kv_heads, head_dim=head_dim)
     mx = record_type == "mxfp8"
+    for name, value, words in (
+        ("plane_order", plane_order, get_args(PlaneOrder)),
+        ("scale_rounding", scale_rounding, get_args(ScaleRounding)),
+    ):
+        if value not in words:
+            raise LayoutError(f"{name}={value!r} but must be one of {', '.join(words)}")
+    if not 0.0 <= amax_floor <= E4M3_MAX:
+        raise LayoutError(f"amax_floor={amax_floor} but must lie in 0 .. {E4M3_MAX}")
+    if plane_order == "planar" and not mx:
+        raise LayoutError(
+            f"record type {record_type} has no scales; plane_order='planar' needs them"
+        )
     return RecordFormat(
         id=id or record_type,
         type=record_type,

@@ -29,12 +29,27 @@ assert COARSE_ROWS << (MIDDLE_BITS + FINE_BITS) > MAX_POSITION
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN's context extension; `attention_factor` is 1 in all supported models."""
+    """YaRN's context extension; `attention_factor` is 1 in all supported models.
+
+    Raises ArgumentError for a factor below 1, a length below 1, or betas that are not
+    beta_fast > beta_slow > 0.
+    """
 
     factor: float
     original_length: int
     beta_fast: float
     beta_slow: float
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.factor < math.inf:
+            raise ArgumentError(f"Yarn: factor={self.factor} but must be at least 1 and finite")
+        if self.original_length < 1:
+            raise ArgumentError(f"Yarn: original_length={self.original_length} but must be >= 1")
+        if not 0.0 < self.beta_slow < self.beta_fast < math.inf:
+            raise ArgumentError(
+                f"Yarn: beta_fast={self.beta_fast} beta_slow={self.beta_slow} but must be "
+                "beta_fast > beta_slow > 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,8 @@ class Rope:
     """Rotary embedding of the last `dims` of a vector.
 
     `pairing`: "adjacent" rotates dims (2i, 2i + 1), "half" rotates dims (i, i + dims/2).
-    Raises ArgumentError for a theta that is not positive or dims that are not positive and even.
+    Raises ArgumentError for a theta that is not positive and finite, for dims that are not positive
+    and even, and for YaRN whose slow pairs would lie before its fast ones (see rope_frequencies).
     """
 
     theta: float
@@ -51,16 +67,37 @@ class Rope:
     yarn: Yarn | None = None
 
     def __post_init__(self) -> None:
-        if not self.theta > 0:
-            raise ArgumentError(f"Rope: theta={self.theta} but must be positive")
+        if not 0 < self.theta < math.inf:
+            raise ArgumentError(f"Rope: theta={self.theta} but must be positive and finite")
         if self.dims < 2 or self.dims % 2 != 0:
             raise ArgumentError(f"Rope: dims={self.dims} but must be positive and even")
         if self.pairing not in ("adjacent", "half"):
             raise ArgumentError(f"Rope: pairing={self.pairing!r} but must be 'adjacent' or 'half'")
+        if self.yarn is not None:
+            if self.theta <= 1:
+                raise ArgumentError(f"Rope: theta={self.theta} but YaRN needs more than 1")
+            low, high = _yarn_ramp(self, self.yarn)
+            if low > high:
+                raise ArgumentError(
+                    f"Rope: YaRN's ramp begins at pair {low:g} and ends at pair {high:g}; "
+                    f"original_length={self.yarn.original_length} does not fit theta={self.theta}"
+                )
 
     @property
     def num_pairs(self) -> int:
         return self.dims // 2  # exact: dims is even
+
+
+def _yarn_ramp(rope: Rope, yarn: Yarn) -> tuple[float, float]:
+    """First and last pair of YaRN's ramp, before they are kept apart."""
+
+    def pair_of(rotations: float) -> float:
+        turns = yarn.original_length / (2.0 * math.pi * rotations)
+        return rope.dims * math.log(turns) / (2.0 * math.log(rope.theta))
+
+    low = float(max(math.floor(pair_of(yarn.beta_fast)), 0))
+    high = float(min(math.ceil(pair_of(yarn.beta_slow)), rope.dims - 1))
+    return low, high
 
 
 def rope_frequencies(rope: Rope) -> np.ndarray:
@@ -71,21 +108,16 @@ def rope_frequencies(rope: Rope) -> np.ndarray:
     high = min(ceil(c(beta_slow)), dims - 1) and ramp_i = clamp((i - low) / (high - low), 0, 1),
     f_i becomes f_i / factor * ramp_i + f_i * (1 - ramp_i). Where low = high, high grows by 0.001.
     """
-    pairs = np.arange(rope.num_pairs, dtype=np.float64)
-    frequencies = rope.theta ** (-2.0 * pairs / rope.dims)
-    yarn = rope.yarn
-    if yarn is None:
+    pairs = range(rope.num_pairs)
+    # Powers, cosines and sines are taken one by one from the C library: NumPy's may come from the
+    # machine's vector unit with another last bit, and records are exchanged between machines.
+    frequencies = np.array([rope.theta ** (-2.0 * i / rope.dims) for i in pairs], np.float64)
+    if rope.yarn is None:
         return frequencies
-
-    def pair_of(rotations: float) -> float:
-        turns = yarn.original_length / (2.0 * math.pi * rotations)
-        return rope.dims * math.log(turns) / (2.0 * math.log(rope.theta))
-
-    low = float(max(math.floor(pair_of(yarn.beta_fast)), 0))
-    high = float(min(math.ceil(pair_of(yarn.beta_slow)), rope.dims - 1))
+    low, high = _yarn_ramp(rope, rope.yarn)
     high += 0.001 if low == high else 0.0
-    ramp = np.clip((pairs - low) / (high - low), 0.0, 1.0)
-    return frequencies / yarn.factor * ramp + frequencies * (1.0 - ramp)
+    ramp = np.clip((np.array(pairs, np.float64) - low) / (high - low), 0.0, 1.0)
+    return frequencies / rope.yarn.factor * ramp + frequencies * (1.0 - ramp)
 
 
 def rope_table(rope: Rope) -> np.ndarray:
@@ -104,4 +136,6 @@ def rope_table(rope: Rope) -> np.ndarray:
         ]
     )
     angles = digits[:, None] * rope_frequencies(rope)[None, :]
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    flat = angles.ravel().tolist()
+    table = np.array([[math.cos(angle) for angle in flat], [math.sin(angle) for angle in flat]])
+    return np.ascontiguousarray(table.T).reshape(*angles.shape, 2)

@@ -74,6 +74,11 @@ class SlotLayout:
         fmt = ring.record_format
         if fmt is None:
             raise LayoutError(f"planes: {ring.name} holds float32 state, not records")
+        if not fmt.latent and fmt.scale_bytes > 0:
+            raise LayoutError(
+                f"planes: {ring.name} holds the scales of K between K and V; only a latent record "
+                "has one run of values and one of scales"
+            )
         if fmt.plane_order == "interleaved":
             whole = self.view(slab, layer, kind)
             return whole[..., : fmt.value_bytes], whole[..., fmt.value_bytes :]
@@ -109,11 +114,14 @@ def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:
     """Place rings in a state slot: stored, not stored, compression state, each in the order given.
 
     The end of each ring is padded to `align_bytes`, a multiple of 16. Raises LayoutError for
-    another alignment, for two rings of one layer and kind, and for a stored compression state.
+    another alignment, for no rings or an empty one, for a record size that is not its format's,
+    for two rings of one layer and kind, and for a stored compression state.
     """
     if align_bytes < 16 or align_bytes % 16 != 0:
         raise LayoutError(f"align_bytes={align_bytes} but must be a positive multiple of 16")
     rings = tuple(rings)
+    if not rings:
+        raise LayoutError("a state slot needs at least one ring")
     ordered = (
         [r for r in rings if r.kind != "compression" and r.stored]
         + [r for r in rings if r.kind != "compression" and not r.stored]
@@ -125,6 +133,16 @@ def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:
     for ring in ordered:
         if (ring.layer, ring.kind) in seen:
             raise LayoutError(f"layer={ring.layer} has two rings of kind={ring.kind!r}")
+        if ring.ring_len < 1 or ring.record_bytes < 1:
+            raise LayoutError(
+                f"{ring.name}: ring_len={ring.ring_len} record_bytes={ring.record_bytes} but both "
+                "must be at least 1"
+            )
+        if ring.record_format is not None and ring.record_bytes != ring.record_format.record_bytes:
+            raise LayoutError(
+                f"{ring.name}: record_bytes={ring.record_bytes} but record format "
+                f"{ring.record_format.id} has {ring.record_format.record_bytes}"
+            )
         if ring.kind == "compression" and ring.stored:
             raise LayoutError(f"{ring.name}: compression state is never stored")
         seen.add((ring.layer, ring.kind))

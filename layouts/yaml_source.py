@@ -7,7 +7,6 @@ built from parser events, so no constructor of the YAML package ever runs.
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 import yaml
 
@@ -105,7 +104,9 @@ def plain_value(text: str) -> tuple[bool | int | float | str | Bad | None, str]:
     if text == "~" or text.lower() == "null":
         return Bad(), "expected one spelling of null; write null"
     if text.lower() in _BOOL_WORDS:
-        return Bad(), "a boolean to some YAML readers, text to others; write true or false, or quote it"
+        return Bad(), (
+            "a boolean to some YAML readers, text to others; write true or false, or quote it"
+        )
     if re.fullmatch(r"[-+]?0[0-9]+", text):
         sign = "-" if text[0] == "-" else ""
         return Bad(), (
@@ -132,7 +133,9 @@ class _Builder:
         self.aliases = self.nodes = 0
 
     def mark(self, at) -> Mark:
-        return Mark(self.source) if self.fixed_mark else Mark(self.source, at.line + 1, at.column + 1)
+        if self.fixed_mark:
+            return Mark(self.source)
+        return Mark(self.source, at.line + 1, at.column + 1)
 
     def stop(self, mark: Mark, text: str) -> ConfigError:
         return ConfigError("\n".join([*self.faults, f"{mark}: {text}"]))
@@ -156,7 +159,7 @@ class _Builder:
                 mark, f"more than {MAX_NODES} values, aliases written out; write a smaller file"
             )
 
-    def node(self, depth: int) -> Node:
+    def node(self, depth: int, *, is_key: bool = False) -> Node:
         event = self.loader.get_event()
         mark = self.mark(event.start_mark)
         if depth > MAX_DEPTH:
@@ -170,7 +173,7 @@ class _Builder:
         if event.tag is not None:
             self.faults.append(f"{mark}: got the tag {event.tag}, expected none; remove the tag")
         if isinstance(event, yaml.ScalarEvent):
-            node: Node = self.scalar(event, mark)
+            node: Node = self.scalar(event, mark, is_key)
         elif isinstance(event, yaml.SequenceStartEvent):
             items = []
             while not self.loader.check_event(yaml.SequenceEndEvent):
@@ -193,11 +196,11 @@ class _Builder:
         self.count(mark, size)
         return node
 
-    def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> Scalar:
+    def scalar(self, event: yaml.ScalarEvent, mark: Mark, is_key: bool) -> Scalar:
         if event.style is not None:
             return Scalar(mark, f'"{event.value}"', event.value)
         value, wrong = plain_value(event.value)
-        if wrong and event.value != "<<":
+        if wrong and not (is_key and event.value == "<<"):  # a merge is the mapping's business
             self.faults.append(f"{mark}: got {event.value or 'nothing'}, {wrong}")
         return Scalar(mark, event.value, value)
 
@@ -206,7 +209,7 @@ class _Builder:
         merged: dict[str, Entry] = {}
         first_merge: Mark | None = None
         while not self.loader.check_event(yaml.MappingEndEvent):
-            key = self.node(depth + 1)
+            key = self.node(depth + 1, is_key=True)
             node = self.node(depth + 1)
             if not isinstance(key, Scalar):
                 self.faults.append(f"{key.mark}: got a list or mapping as a key, expected a word")
@@ -260,7 +263,7 @@ def parse_yaml(data: bytes, source: str, faults: list[str]) -> Mapping:
     for text that is no YAML mapping, and for a file past the bounds at the top of this module.
     """
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{source}: {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
+        raise ConfigError(f"{source}: more than {MAX_FILE_BYTES} bytes, expected a smaller file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -328,8 +331,3 @@ def _id_of(node: Node) -> str:
             if entry.key == "id" and isinstance(entry.node, Scalar):
                 return str(entry.node.value)
     return ""
-
-
-def display_name(path: str) -> str:
-    """The name of a file that messages show: as the caller wrote it."""
-    return str(PurePath(path))

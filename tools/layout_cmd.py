@@ -1,0 +1,197 @@
+"""`ringslab layout CONFIG`: every byte of a state slot, as a table, a picture or JSON."""
+
+import argparse
+import json
+import shutil
+from typing import Any
+
+from ..layouts.config import load_config
+from ..layouts.config_types import Config, LayerConfig
+from ..layouts.formats import RecordFormat
+from ..layouts.slots import Ring
+
+MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
+PICTURE_CELLS = 86
+PARTS = (("stored", "█"), ("not stored", "▒"), ("compression state", "░"))
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command to the parsers of `ringslab`."""
+    parser = subparsers.add_parser(
+        "layout", help="print the bytes of a state slot as a table and a picture"
+    )
+    parser.add_argument("config", help="a YAML file, or a packaged name such as quickstart.yaml")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace one value of the file, for example engine.num_state_slots=8; may be repeated",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the layout. Raises ConfigError for a file that is wrong."""
+    config = load_config(args.config, tuple(args.overrides))
+    if args.json:
+        print(json.dumps(layout_dict(config), indent=2))
+    else:
+        print_layout(config)
+    return 0
+
+
+def layout_dict(config: Config) -> dict[str, Any]:
+    """What `--json` prints; all sizes and offsets in bytes from the slot's start."""
+    layout = config.slot_layout
+    return {
+        "name": config.name,
+        "version": config.version,
+        "slot_bytes": layout.slot_bytes,
+        "stored_bytes": layout.stored_bytes,
+        "align_bytes": layout.align_bytes,
+        "num_state_slots": config.engine.num_state_slots,
+        "slab_bytes": config.engine.num_state_slots * layout.slot_bytes,
+        "record_formats": [record_dict(record_format) for record_format in config.record_formats],
+        "rings": [ring_dict(ring, config.layers[ring.layer]) for ring in layout.rings],
+    }
+
+
+def record_dict(record_format: RecordFormat) -> dict[str, Any]:
+    return {
+        "id": record_format.id,
+        "type": record_format.type,
+        "plane_order": record_format.plane_order,
+        "scale_rounding": record_format.scale_rounding,
+        "amax_floor": record_format.amax_floor,
+        "record_bytes": record_format.record_bytes,
+        "fields": [
+            {
+                "id": field.id,
+                "type": field.type,
+                "shape": list(field.shape),
+                "offset": field.offset,
+                "bytes": field.bytes,
+                "doc": field.doc,
+            }
+            for field in record_format.fields
+        ],
+    }
+
+
+def ring_dict(ring: Ring, layer: LayerConfig) -> dict[str, Any]:
+    is_window = ring.record_format is not None
+    planar = is_window and ring.record_format.plane_order == "planar"
+    return {
+        "name": ring.name,
+        "layer": ring.layer,
+        "kind": ring.kind,
+        "role": layer.role,
+        "window": layer.window if is_window else None,
+        "ring_len": ring.ring_len,
+        "record_format": ring.record_format.id if is_window else None,
+        "record_bytes": ring.record_bytes,
+        "offset": ring.offset,
+        "bytes": ring.bytes,
+        "padding": ring.bytes - ring.used_bytes,
+        "scale_plane_offset": ring.ring_len * ring.record_format.value_bytes if planar else None,
+        "stored": ring.stored,
+    }
+
+
+def print_layout(config: Config) -> None:
+    """The table of rings, the picture of the slot, and the picture of each record."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = max(shutil.get_terminal_size((MIN_COLUMNS, 24)).columns, MIN_COLUMNS)
+    console = Console(width=columns, highlight=False)
+    title = f"{config.name}, version {config.version}: the bytes of one state slot"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("ring", no_wrap=True)
+    table.add_column("role", no_wrap=True)
+    for name in ("window", "ring_len", "record", "offset", "bytes", "padding"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("stored")
+    previous = None
+    for ring in config.slot_layout.rings:
+        if previous is not None and part_of(previous) != part_of(ring):
+            table.add_section()
+        row = ring_dict(ring, config.layers[ring.layer])
+        window = "" if row["window"] is None else str(row["window"])
+        numbers = [f"{row[k]:,}" for k in ("ring_len", "record_bytes", "offset", "bytes")]
+        stored = "yes" if ring.stored else "no"
+        table.add_row(ring.name, row["role"], window, *numbers, f"{row['padding']:,}", stored)
+        previous = ring
+    console.print(table)
+    for line in [*slot_picture(config), "", *record_pictures(config)]:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def part_of(ring: Ring) -> str:
+    """Which of the three PARTS of a slot a ring lies in."""
+    if ring.kind == "compression":
+        return "compression state"
+    return "stored" if ring.stored else "not stored"
+
+
+def slot_picture(config: Config) -> list[str]:
+    """A bar of the slot's bytes, its parts with their sizes, and the totals."""
+    layout = config.slot_layout
+    sizes = {name: 0 for name, _ in PARTS}
+    counts = {name: 0 for name, _ in PARTS}
+    for ring in layout.rings:
+        sizes[part_of(ring)] += ring.bytes
+        counts[part_of(ring)] += 1
+    bar, end, drawn = "", 0, 0
+    for name, mark in PARTS:
+        end += sizes[name]
+        cells = round(PICTURE_CELLS * end / layout.slot_bytes) - drawn
+        cells = max(cells, 1) if sizes[name] else 0  # a small part is still seen
+        bar += mark * cells
+        drawn += cells
+    lines = [f"0 |{bar}| {layout.slot_bytes:,}"]
+    start = 0
+    for name, mark in PARTS:
+        end = start + sizes[name]
+        what = f"{counts[name]} rings" if counts[name] != 1 else "1 ring"
+        lines.append(f"  {mark} {name}: {what}, {sizes[name]:,} bytes, {start:,} .. {end:,}")
+        start = end
+    slots = config.engine.num_state_slots
+    return [
+        *lines,
+        f"stored_bytes {layout.stored_bytes:,}",
+        f"slot_bytes {layout.slot_bytes:,} (align_bytes {layout.align_bytes})",
+        f"slab: {slots:,} state slots x {layout.slot_bytes:,} = {slots * layout.slot_bytes:,} bytes",
+    ]
+
+
+def record_pictures(config: Config) -> list[str]:
+    """Each record format: its fields with offsets and, where planar, the planes of a ring."""
+    lines = []
+    for record_format in config.record_formats:
+        rule = ""
+        if record_format.scale_rounding is not None:
+            rule = f", scale_rounding {record_format.scale_rounding}"
+            rule += f", amax_floor {record_format.amax_floor:g}"
+        lines.append(
+            f"record {record_format.id}: {record_format.record_bytes} bytes, "
+            f"{record_format.plane_order}{rule}"
+        )
+        cells = [
+            f"{field.offset} | {field.id} {field.type} {list(field.shape)} "
+            for field in record_format.fields
+        ]
+        lines.append(f"  {''.join(f'{cell}| ' for cell in cells)}{record_format.record_bytes}")
+        if record_format.plane_order == "planar":
+            for ring_len in sorted({layer.ring_len for layer in config.layers}):
+                values = ring_len * record_format.value_bytes
+                end = ring_len * record_format.record_bytes
+                lines.append(
+                    f"  ring of {ring_len}: 0 | {ring_len} x {record_format.value_bytes} values "
+                    f"| {values:,} | {ring_len} x {record_format.scale_bytes} scales | {end:,}"
+                )
+    return lines
