@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from .rawkernels.store_records import store_records as store_records
     from .rawkernels.window_decode import window_decode as window_decode
     from .rawkernels.window_prefill import window_prefill as window_prefill
+    from .schedules.batch import Request as Request
     from .schedules.plan_decode import plan_decode as plan_decode
     from .schedules.plan_prefill import plan_prefill as plan_prefill
-    from .schedules.batch import Request as Request
 
 # Module that holds each public name. `errors` is a module itself.
 _HOMES = {
