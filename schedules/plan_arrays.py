@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import PlanError
+from ..rawkernels.arrays import as_array, is_cuda
 
 
-def on_device(*arrays: Any) -> bool:
-    """Whether a plan is to be built on the GPU: any of the arrays lives there."""
-    return any(
-        not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
-        for array in arrays
-    )
+def from_caller(**arrays: Any) -> tuple[list[Any], bool]:
+    """A call's arrays, and whether its plan is built on the GPU: whether any of them lives there.
+
+    Lists, integers and None stay as they are. Raises ArgumentError for what is no array.
+    """
+    plain = (np.ndarray, list, tuple, int, np.integer, type(None))
+    given = [x if isinstance(x, plain) else as_array(x, name) for name, x in arrays.items()]
+    return given, any(is_cuda(x) for x in given)
 
 
 def host_integers(op: str, name: str, values: Any, *, least: int, most: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from ..layouts.errors import PlanError
 from ..layouts.plans import DecodePlan
 from ..layouts.rings import MAX_POSITION
 from ..rawkernels.plan_checks import MAX_ROW, DecodeMode, check_sizes, index_width, mode_code
-from .plan_arrays import host_cu_seqlens, host_integers, host_valid_start, on_device
+from .plan_arrays import from_caller, host_cu_seqlens, host_integers, host_valid_start
 
 OP = "plan_decode"
 
@@ -86,7 +86,14 @@ def build_decode_plan(
     mode_code(OP, mode)
     if mode != "causal" and cu_seqlens_q is None:
         raise PlanError(f"{OP}: mode={mode!r} needs cu_seqlens_q")
-    if on_device(state_ids, positions, cu_seqlens_q, swa_valid_start):
+    given, device = from_caller(
+        state_ids=state_ids,
+        positions=positions,
+        cu_seqlens_q=cu_seqlens_q,
+        swa_valid_start=swa_valid_start,
+    )
+    state_ids, positions, cu_seqlens_q, swa_valid_start = given
+    if device:
         from ..rawkernels.cuda.plan_decode import build_decode_plan as build_on_device
 
         return build_on_device(

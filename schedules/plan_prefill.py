@@ -9,7 +9,7 @@ from ..layouts.errors import PlanError
 from ..layouts.plans import MAX_SEGMENTS, PrefillPlan
 from ..layouts.rings import MAX_POSITION
 from ..rawkernels.plan_checks import MAX_ROW, check_sizes
-from .plan_arrays import host_integers, host_valid_start, on_device
+from .plan_arrays import from_caller, host_integers, host_valid_start
 
 OP = "plan_prefill"
 
@@ -44,7 +44,14 @@ def plan_prefill(
     Raises PlanError for shapes, dtypes, sizes that do not fit together and, on the host, for
     values: seqlens_q < 0, seqlens_k < seqlens_q, swa_valid_start < 0 or > q_start.
     """
-    if on_device(state_ids, seqlens_q, seqlens_k, swa_valid_start):
+    given, device = from_caller(
+        state_ids=state_ids,
+        seqlens_q=seqlens_q,
+        seqlens_k=seqlens_k,
+        swa_valid_start=swa_valid_start,
+    )
+    state_ids, seqlens_q, seqlens_k, swa_valid_start = given
+    if device:
         from ..rawkernels.cuda.plan_prefill import build_prefill_plan as build_on_device
 
         return build_on_device(
