@@ -1,0 +1,75 @@
+"""How CPU kernels are compiled and called: Numba, at first use, kept in Numba's disk cache."""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+def device_function(function: Callable) -> Callable:
+    """A function that kernels call. Strict float arithmetic: every product and sum is rounded."""
+    return _compiled(function, parallel=False, fastmath=False)
+
+
+def kernel(function: Callable) -> Callable:
+    """A kernel over the cores of the machine, with strict float arithmetic."""
+    return _compiled(function, parallel=True, fastmath=False)
+
+
+def attention_function(function: Callable) -> Callable:
+    """A function that attention kernels call. Its sums may be reordered and contracted, once, at
+    compile time: the same for every batch. NaN and infinities keep their meaning (masked rows,
+    lse = -inf)."""
+    return _compiled(function, parallel=False, fastmath={"contract", "reassoc"})
+
+
+def _compiled(function: Callable, *, parallel: bool, fastmath: Any) -> Callable:
+    # nogil, so that a thread of the caller can make progress while a kernel runs.
+    options = {"parallel": parallel, "fastmath": fastmath, "nogil": True}
+    try:
+        compiled = njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder for a cache can be written; compile in every process then
+        return njit(**options)(function)
+    _stamp_with_all_sources(compiled)
+    return compiled
+
+
+def _stamp_with_all_sources(compiled: Any) -> None:
+    """Numba reuses a cached kernel while its own file is unchanged, although functions that it
+    calls in other files may have changed (numba/numba#1833, open). So the stamp of each kernel
+    covers all files whose code or constants end up in kernels. The attributes are Numba's own;
+    where a version lacks them, its plain stamp stays."""
+    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = _sources_digest()
+
+
+@cache
+def _sources_digest() -> str:
+    here = Path(__file__).parent
+    layouts = here.parent.parent / "layouts"
+    digest = hashlib.sha256()
+    for file in [*sorted(here.glob("*.py")), layouts / "formats.py", layouts / "rope.py"]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+class _Memory:
+    """The memory of an array, for NumPy to view again."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        pointer = array.__array_interface__["data"][0]
+        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+        self.owner = array
+
+
+def argument(array: np.ndarray) -> np.ndarray:
+    """`array` as kernels take it. A read-only array would be another type to Numba, and every
+    kernel would be compiled twice; kernels never write their inputs."""
+    if array.flags.writeable:
+        return array
+    return np.asarray(_Memory(array))
