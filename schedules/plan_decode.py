@@ -34,7 +34,7 @@ def plan_decode(
     for each token.
 
     A query at p sees n = min(p + 1, window) keys, clipped at swa_valid_start; the oldest is
-    p - n + 1, at row state_id * ring_len + oldest % ring_len (DESIGN 4.4). `block=True` is a draft
+    p - n + 1, at row state_id * ring_len + oldest % ring_len. `block=True` is a draft
     block: with p = (first position of the sequence here) - 1 the last committed position, all its
     queries see max(0, p - window + 1) .. the block's last position; it needs cu_seqlens_q, and
     p = -1 is a block with nothing before it.

@@ -32,7 +32,7 @@ def plan_prefill(
     q_start = seqlens_k - seqlens_q, the joint buffer of a layer is num_seqs * window history rows
     (positions q_start - window .. q_start - 1 of each sequence, zeros where that is below 0 or
     below swa_valid_start) and then the new records. `segments` fill the history from the rings, at
-    most three a sequence; `pivots` are the two ranges of rows that each query reads (DESIGN 4.4).
+    most three a sequence; `pivots` are the two ranges of rows that each query reads.
     State id -1 is padding: history of zeros, queries that see nothing, records that are not stored.
 
     Where the arrays live decides where the plan is built. Host arrays or lists: here, with every

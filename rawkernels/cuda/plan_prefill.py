@@ -44,6 +44,16 @@ def history_pieces(state, q_start, start, window, ring_len):
     return pad, at, before_wrap, rows - before_wrap
 
 
+@cuda.jit(device=True, inline="always")
+def place(segments, at, source, destination, rows, writing):
+    """Number of segments (0 or 1) that these rows need; written where it is time to."""
+    if rows > 0 and writing == 1:
+        segments[at, 0] = source
+        segments[at, 1] = destination
+        segments[at, 2] = rows
+    return np.int64(rows > 0)
+
+
 @cuda.jit
 def sequences_kernel(
     state_ids,  # int32 [num_seqs]
@@ -85,23 +95,13 @@ def sequences_kernel(
             )
             if writing == 1:
                 cu_seqlens_q[i] = tokens
-                row = copies
-                if pad > 0:
-                    segments[row, 0] = np.int64(-1)
-                    segments[row, 1] = i * window
-                    segments[row, 2] = pad
-                    row += np.int64(1)
-                if before_wrap > 0:
-                    segments[row, 0] = state * ring_len + at
-                    segments[row, 1] = i * window + pad
-                    segments[row, 2] = before_wrap
-                    row += np.int64(1)
-                if after_wrap > 0:
-                    segments[row, 0] = state * ring_len
-                    segments[row, 1] = i * window + pad + before_wrap
-                    segments[row, 2] = after_wrap
+            row = i * window
+            copies += place(segments, copies, np.int64(-1), row, pad, writing)
+            row += pad
+            copies += place(segments, copies, state * ring_len + at, row, before_wrap, writing)
+            row += before_wrap
+            copies += place(segments, copies, state * ring_len, row, after_wrap, writing)
             tokens += np.int64(seqlens_q[i])
-            copies += np.int64(pad > 0) + np.int64(before_wrap > 0) + np.int64(after_wrap > 0)
         if writing == 0:
             part_tokens[thread] = tokens
             part_copies[thread] = copies

@@ -1,4 +1,4 @@
-"""Reference of decode plans: DESIGN 4.4 written out, one token and one column at a time."""
+"""Reference of decode plans: the definition written out, one token and one column at a time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reference of prefill plans: DESIGN 4.4 written out, one record and one token at a time."""
+"""Reference of prefill plans: the definition written out, one record and one token at a time."""
 
 from typing import Any
 
