@@ -23,6 +23,10 @@ AMAX_FLOORS = (0.0, 1e-4)  # OCP MX v1.0's and DeepSeek's
 
 def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
     """The configuration of a bound file, or None where a fault was added to `binder`."""
+    for name in ("record_formats", "layer_groups"):
+        if not getattr(file, name):
+            binder.fault(name, "a list of 0", "one or more")
+            return None
     formats = derive_formats(file, binder)
     groups = expand_groups(file, binder)
     check_layer_groups(file, binder, formats)

@@ -328,6 +328,7 @@ def _replaced(node: Node, parts: list[str], value: Node, source: str, faults: li
 def _id_of(node: Node) -> str:
     if isinstance(node, Mapping):
         for entry in node.entries:
-            if entry.key == "id" and isinstance(entry.node, Scalar):
-                return str(entry.node.value)
+            value = entry.node.value if isinstance(entry.node, Scalar) else None
+            if entry.key == "id" and isinstance(value, str):
+                return value
     return ""

@@ -12,7 +12,9 @@ from ..layouts.slots import Ring
 
 MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
 PICTURE_CELLS = 86
-PARTS = (("stored", "█"), ("not stored", "▒"), ("compression state", "░"))
+PARTS = ("stored", "not stored", "compression state")
+PART_MARKS = "█▒░"
+ASCII_PART_MARKS = "#=."  # for a terminal or pipe that is not UTF-8
 
 
 def add_parser(subparsers: Any) -> None:
@@ -127,7 +129,8 @@ def print_layout(config: Config) -> None:
         table.add_row(ring.name, row["role"], window, *numbers, f"{row['padding']:,}", stored)
         previous = ring
     console.print(table)
-    for line in [*slot_picture(config), "", *record_pictures(config)]:
+    marks = PART_MARKS if "utf" in console.encoding.lower() else ASCII_PART_MARKS
+    for line in [*slot_picture(config, marks), "", *record_pictures(config)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -138,16 +141,16 @@ def part_of(ring: Ring) -> str:
     return "stored" if ring.stored else "not stored"
 
 
-def slot_picture(config: Config) -> list[str]:
-    """A bar of the slot's bytes, its parts with their sizes, and the totals."""
+def slot_picture(config: Config, marks: str) -> list[str]:
+    """A bar of the slot's bytes, its parts with their sizes, and the totals; `marks` has one
+    character for each of the PARTS."""
     layout = config.slot_layout
-    sizes = {name: 0 for name, _ in PARTS}
-    counts = {name: 0 for name, _ in PARTS}
+    sizes, counts = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
     for ring in layout.rings:
         sizes[part_of(ring)] += ring.bytes
         counts[part_of(ring)] += 1
     bar, end, drawn = "", 0, 0
-    for name, mark in PARTS:
+    for name, mark in zip(PARTS, marks, strict=True):
         end += sizes[name]
         cells = round(PICTURE_CELLS * end / layout.slot_bytes) - drawn
         cells = max(cells, 1) if sizes[name] else 0  # a small part is still seen
@@ -155,17 +158,18 @@ def slot_picture(config: Config) -> list[str]:
         drawn += cells
     lines = [f"0 |{bar}| {layout.slot_bytes:,}"]
     start = 0
-    for name, mark in PARTS:
+    for name, mark in zip(PARTS, marks, strict=True):
         end = start + sizes[name]
         what = f"{counts[name]} rings" if counts[name] != 1 else "1 ring"
         lines.append(f"  {mark} {name}: {what}, {sizes[name]:,} bytes, {start:,} .. {end:,}")
         start = end
     slots = config.engine.num_state_slots
+    slab_bytes = slots * layout.slot_bytes
     return [
         *lines,
         f"stored_bytes {layout.stored_bytes:,}",
         f"slot_bytes {layout.slot_bytes:,} (align_bytes {layout.align_bytes})",
-        f"slab: {slots:,} state slots x {layout.slot_bytes:,} = {slots * layout.slot_bytes:,} bytes",
+        f"slab: {slots:,} state slots x {layout.slot_bytes:,} = {slab_bytes:,} bytes",
     ]
 
 
