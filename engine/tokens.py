@@ -9,20 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: splitmix64's increment
+from ..rawkernels.reference.activation_hash import GOLDEN64, splitmix64
+
 HASH_BLOCK_TOKENS = 512  # prompt tokens that one id of a Mooncake trace stands for
 
 # First word of each hash, so that streams of one seed never meet.
 PROMPT_STREAM, BLOCK_STREAM, NEXT_STREAM, ACCEPT_STREAM, WRONG_STREAM = range(1, 6)
-
-
-def splitmix64(z: np.ndarray) -> np.ndarray:
-    """Steele, Lea and Flood's splitmix64 of each element, uint64 to uint64."""
-    with np.errstate(over="ignore"):
-        z = np.asarray(z, dtype=np.uint64) + GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
 
 
 def hash_words(seed: int, *words) -> np.ndarray:
@@ -30,7 +22,7 @@ def hash_words(seed: int, *words) -> np.ndarray:
     key = np.uint64(seed % 2**64)
     with np.errstate(over="ignore"):
         for word in words:
-            key = splitmix64(key ^ (np.asarray(word).astype(np.uint64) * GOLDEN))
+            key = splitmix64(key ^ (np.asarray(word).astype(np.uint64) * GOLDEN64))
     return key
 
 

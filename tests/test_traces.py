@@ -32,8 +32,10 @@ def test_mooncake_lines_become_requests(tmp_path):
     assert (first.id, first.prompt_len, first.max_new_tokens) == ("r00000", 600, 5)
     assert (first.arrival_s, second.arrival_s) == (0.0, 0.25)
     a, b = (e.prompt(seed=3, vocab_size=1000) for e in (first, second))
-    assert a.dtype == np.int32 and a.shape == (600,)
-    assert np.array_equal(a[:512], b[:512]) and not np.array_equal(a[512:], b[512:])
+    assert a.dtype == np.int32
+    assert a.shape == (600,)
+    assert np.array_equal(a[:512], b[:512])
+    assert not np.array_equal(a[512:], b[512:])
 
 
 def test_a_partial_block_is_the_start_of_its_block():
@@ -75,7 +77,8 @@ def test_bad_mooncake_traces_name_file_and_line(tmp_path, text, where, says):
     path = write(tmp_path, text)
     with pytest.raises(TraceError) as caught:
         read_trace(path)
-    assert f"{path}{where}" in str(caught.value) and says in str(caught.value)
+    assert f"{path}{where}" in str(caught.value)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,8 @@ def test_bad_azure_traces_name_file_and_line(tmp_path, text, where, says):
     path = write(tmp_path, text, "trace.csv")
     with pytest.raises(TraceError) as caught:
         read_trace(path)
-    assert f"{path}{where}" in str(caught.value) and says in str(caught.value)
+    assert f"{path}{where}" in str(caught.value)
+    assert says in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):

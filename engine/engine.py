@@ -1,0 +1,358 @@
+"""The engine: submit requests, take batches, attend layer by layer, commit.
+
+    with Engine(cfg) as engine:
+        engine.submit(Request("a", prompt, max_new_tokens=20))
+        while (batch := engine.next_batch()) is not None:
+            for layer in range(len(cfg.layers)):
+                out = engine.attend(layer, batch, *queries_and_keys(layer, batch))
+            engine.commit(batch, accepted, next_tokens, drafts)
+
+`next_batch`, `attend` and `commit` belong to one thread; results are queued on the engine's stream.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..layouts.config import Config
+from ..layouts.errors import ArgumentError, BatchError, ConfigError, RequestError
+from ..rawkernels.arrays import BF16, as_array, bf16_bits, empty_like_backend, is_cuda
+from ..rawkernels.memory import load_memory
+from ..rawkernels.operations import load_operations
+from ..schedules.batch import Batch, Request
+from ..schedules.scheduler import Scheduler, SchedulerLimits
+from .activations import seeded_sinks
+from .backends import check_device_number, choose_backend
+from .batches import build_batch
+from .finite import check_finite_bits
+from .nvtx_ranges import load_ranges
+from .slab import take_slab
+from .state_reset import reset_states, take_reset
+from .step import StepTools, attend_layer
+from .watch import Watch
+from .workspace import engine_sizes, take_run_buffers, take_workspace
+
+
+class Engine:
+    """Prefill and decode of many sequences over one slab.
+
+    cfg              a `Config` of `load_config`
+    backend          "auto" (a GPU where one can be used, else the CPU), "cuda", "cpu", "reference"
+    num_state_slots  sequences that can hold state at once; None takes the configured number
+    device, stream   GPU number, and a CuPy stream or None for the current one of each call
+    check_finite     refuse non-finite q and kv (reads them back: for debugging)
+
+    Takes all its memory now; `engine_sizes(cfg, num_state_slots)` says how much that is. Raises
+    DeviceMemoryError where it does not fit, BackendError where the backend cannot run here.
+    The sinks of layers that have them are seeded numbers until `set_sink` gives the model's.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        backend: str = "auto",
+        num_state_slots: int | None = None,
+        device: int = 0,
+        stream: Any = None,
+        *,
+        check_finite: bool = False,
+    ):
+        if not isinstance(cfg, Config):
+            raise ArgumentError(f"cfg is {type(cfg).__name__}; pass what load_config returns")
+        _refuse_unsupported(cfg)
+        self.cfg = cfg
+        self.backend = choose_backend(backend, check_device_number(device))
+        self.sizes = engine_sizes(cfg, num_state_slots)
+        self.check_finite = check_finite
+        self.memory = load_memory(self.backend, device, stream)
+        with self.memory.scope():
+            slab = take_slab(cfg.slot_layout, self.sizes.slab_bytes, self.memory)
+            workspace = take_workspace(cfg, self.sizes, self.memory)
+            self._reset = take_reset(cfg.slot_layout, self.memory)
+            self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]
+        self.tools = StepTools(
+            ops=load_operations(self.backend),
+            layout=cfg.slot_layout,
+            slab=slab,
+            workspace=workspace,
+            sinks=self._sinks,
+            watch=Watch(load_ranges(), self.memory),
+            stream=stream,
+        )
+        self.scheduler = Scheduler(
+            SchedulerLimits(
+                num_state_slots=self.sizes.num_state_slots,
+                token_budget=cfg.engine.token_budget,
+                max_prefill_seqs=cfg.engine.max_prefill_seqs,
+                max_decode_seqs=cfg.engine.max_decode_seqs,
+                tokens_per_step=cfg.tokens_per_step,
+                max_seq_len=cfg.max_seq_len,
+                chunked_prefill=cfg.engine.chunked_prefill,
+            )
+        )
+        self._run_buffers = None
+        self._open: tuple[Any, Batch] | None = None  # the scheduler's batch and ours
+        self._attended: set[int] = set()
+        self._missing: dict[int, set[int]] = {}  # layer: state ids that lack records of it
+        self._closed = False
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the engine's memory; twice is nothing. Results stay valid."""
+        self._closed = True
+        self._open = None
+        self._run_buffers = self._reset = self.tools = None
+
+    @property
+    def slab(self) -> Any:
+        """The flat uint8 slab, for `cfg.slot_layout.view`."""
+        self._check_alive()
+        return self.tools.slab
+
+    @property
+    def done(self) -> bool:
+        """True where no request waits, runs or is preempted."""
+        return self.scheduler.done
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises RequestError, and queues nothing, for an empty or negative
+        prompt, an id that is still running, or more tokens than max_seq_len."""
+        self._check_alive()
+        self._check_vocabulary(request)
+        self.scheduler.submit(request)
+
+    def abort(self, id: str) -> None:
+        """Ends a request in whatever state it is and frees its slot; ended ones stay as they are.
+        Raises RequestError for an id that was never submitted."""
+        self._check_alive()
+        self.scheduler.abort(id)
+
+    def preempt(self, id: str) -> None:
+        """Sends a running request back to the head of the queue; what it has generated is kept and
+        its state recomputed. Raises RequestError where it holds no slot."""
+        self._check_alive()
+        self.scheduler.preempt(id)
+
+    def tokens(self, id: str) -> np.ndarray:
+        """Prompt and generated tokens of a request, int32 [n]."""
+        return self.scheduler.tokens(id)
+
+    def set_sink(self, layer: int, sink: Any) -> None:
+        """Gives a layer its sink logits, float32 [num_q_heads], in place of the seeded ones.
+
+        Raises ArgumentError for another shape or dtype and for a layer without a sink.
+        """
+        self._check_alive()
+        config = self._layer(layer)
+        if not config.sink:
+            raise ArgumentError(f"set_sink: layer={layer} has sink: false in {self.cfg.path}")
+        array = as_array(sink, "sink")
+        if array.dtype != np.float32 or tuple(array.shape) != (self.cfg.num_q_heads,):
+            raise ArgumentError(
+                f"set_sink: sink is {array.dtype} {tuple(array.shape)} but must be float32 "
+                f"({self.cfg.num_q_heads},), one logit a query head"
+            )
+        with self.memory.scope():
+            host = self.memory.to_host(array) if is_cuda(array) else array
+            self._sinks[layer] = self._upload_sink(host)
+
+    def next_batch(self) -> Batch | None:
+        """The next prefill or decode batch with its plans, or None where nothing can run now.
+
+        Raises BatchError while the last batch is not committed.
+        """
+        self._check_alive()
+        if self._open is not None:
+            raise BatchError(
+                f"next_batch: batch {self._open[1].step} is not committed; call commit first"
+            )
+        ranges = self.tools.watch.ranges
+        with ranges.span("next_batch"), self.memory.scope():
+            host = self.scheduler.next_batch()
+            if host is None:
+                return None
+            with ranges.span("plan", size=host.num_tokens):
+                batch = build_batch(self.cfg, host, self.tools.workspace.staging, self.backend)
+            fresh = host.state_ids[host.is_first_chunk]
+            reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
+        for states in self._missing.values():
+            states.difference_update(fresh.tolist())
+        self._missing = {layer: states for layer, states in self._missing.items() if states}
+        self._open = (host, batch)
+        self._attended = set()
+        return batch
+
+    def attend(
+        self, layer: int, batch: Batch, q: Any, kv: Any, out: Any = None, lse: Any = None
+    ) -> Any:
+        """Stores the batch's new records of a layer and attends, in the order its kind needs.
+
+        layer  0 .. num_layers - 1, then the draft layers; each once a batch
+        q      bf16 [T, num_q_heads, head_dim], rotated already
+        kv     bf16 [T, head_dim], not rotated
+        out    bf16 like q, lse float32 [T, num_q_heads] natural and without the sink; allocated
+               where left out
+
+        Returns out: NumPy bfloat16 on the host, CuPy uint16 bits on a GPU. On a GPU host arrays
+        are uploaded first. Raises BatchError for a batch that is not the open one, a layer that
+        was attended already, or one that missed an earlier batch of a sequence; ArgumentError for
+        wrong shapes, dtypes, strides or devices (nothing has been stored then).
+        """
+        config = self._layer(layer)
+        self._check_open("attend", batch)
+        self._check_order(layer, batch)
+        with self.memory.scope():
+            q, kv = self._activations(layer, batch, q, kv)
+            out = empty_like_backend(q.shape, BF16, q) if out is None else as_array(out, "out")
+            self._check_rows("out", out, q.shape)
+            if lse is None:
+                lse = self.tools.workspace.lse[: batch.num_tokens]
+            attend_layer(self.tools, config, batch, q, kv, out, lse)
+        self._attended.add(layer)
+        return out
+
+    def commit(
+        self,
+        batch: Batch,
+        accepted: Any,
+        next_tokens: Any = None,
+        drafts: Any = None,
+        finished: Any = None,
+    ) -> None:
+        """Ends a batch: which drafts stay, which token follows, what is drafted next.
+
+        accepted     int32 [num_seqs]   drafts kept, 0 .. num_drafts (all 0 in a prefill)
+        next_tokens  int32 [num_seqs]   token after the kept ones; ignored where a prompt goes on
+        drafts       int32 [num_seqs, <= tokens_per_step - 1], padded with -1
+        finished     bool [num_seqs]    sequences that end here, max_new_tokens aside
+
+        Layers that the caller left out of the batch count as missing for its sequences. Raises
+        BatchError for a batch that is not the open one, ArgumentError for values out of range (the
+        batch stays open then).
+        """
+        self._check_open("commit", batch)
+        host, _ = self._open
+        with self.tools.watch.ranges.span("commit"):
+            self.scheduler.commit(host, accepted, next_tokens, drafts, finished)
+        for layer in range(len(self.cfg.layers)):
+            if layer not in self._attended:
+                self._missing.setdefault(layer, set()).update(batch.state_ids.tolist())
+        self._open = None
+
+    def run(self, trace: Any = None, **options: Any) -> dict:
+        """Replays a trace and returns the report. `trace`: a path, a list of `Request` or
+        `TraceEntry`, or None for the configured one; options as in `run_trace`."""
+        from .run import run_trace
+
+        self._check_alive()
+        return run_trace(self, trace, **options)
+
+    def run_buffers(self) -> Any:
+        """Activation buffers of one batch on the device, taken at the first call."""
+        if self._run_buffers is None:
+            self._run_buffers = take_run_buffers(self.cfg, self.sizes, self.memory)
+        return self._run_buffers
+
+    def _layer(self, layer: int) -> Any:
+        last = len(self.cfg.layers) - 1
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+            raise ArgumentError(f"layer={layer!r} but must be an integer")
+        if not 0 <= layer <= last:
+            raise ArgumentError(f"layer={layer} but must be 0 .. {last}")
+        return self.cfg.layers[layer]
+
+    def _activations(self, layer: int, batch: Batch, q: Any, kv: Any) -> tuple[Any, Any]:
+        """q and kv as bf16 bits on the engine's device, checked."""
+        if isinstance(kv, (tuple, list)):
+            raise ArgumentError(
+                "attend: kv is a pair, but the layers of this configuration are latent: one "
+                "vector [T, head_dim] is key and value"
+            )
+        q = bf16_bits(as_array(q, "q"), "q")
+        kv = bf16_bits(as_array(kv, "kv"), "kv")
+        tokens, heads, head_dim = batch.num_tokens, self.cfg.num_q_heads, self.cfg.head_dim
+        self._check_rows("q", q, (tokens, heads, head_dim))
+        self._check_rows("kv", kv, (tokens, head_dim))
+        if is_cuda(q) != is_cuda(kv):
+            raise ArgumentError("attend: one of q and kv is a host array, the other is on a GPU")
+        if self.check_finite:
+            for name, array in (("q", q), ("kv", kv)):
+                check_finite_bits(
+                    self.memory.to_host(array), f"layer {layer}, step {batch.step}: {name}"
+                )
+        if self.backend != "cuda" or is_cuda(q):
+            return q, kv
+        buffers = self.run_buffers()
+        self.memory.upload(buffers.q[:tokens], q)
+        self.memory.upload(buffers.kv[:tokens], kv)
+        return buffers.q[:tokens], buffers.kv[:tokens]
+
+    def _check_rows(self, name: str, array: Any, shape: tuple[int, ...]) -> None:
+        if tuple(array.shape) != tuple(shape):
+            raise ArgumentError(
+                f"attend: {name}.shape={tuple(array.shape)} but the batch needs {tuple(shape)}"
+            )
+        if is_cuda(array) and self.backend != "cuda":
+            raise ArgumentError(
+                f"attend: {name} is on a GPU but the engine runs on backend {self.backend!r}"
+            )
+
+    def _check_open(self, call: str, batch: Batch) -> None:
+        self._check_alive()
+        if self._open is None:
+            raise BatchError(f"{call}: no batch is open; call next_batch first")
+        if batch is not self._open[1]:
+            step = getattr(batch, "step", None)
+            raise BatchError(
+                f"{call}: batch {step} is not the open one ({self._open[1].step}); a batch is used "
+                "until it is committed, and never after"
+            )
+
+    def _check_order(self, layer: int, batch: Batch) -> None:
+        if layer in self._attended:
+            raise BatchError(f"attend: layer {layer} was attended already in batch {batch.step}")
+        lacking = self._missing.get(layer)
+        if lacking and (hit := lacking.intersection(batch.state_ids.tolist())):
+            row = batch.state_ids.tolist().index(min(hit))
+            raise BatchError(
+                f"attend: layer {layer} was left out of an earlier batch of request "
+                f"{batch.request_ids[row]!r}, so its records are missing; attend every layer of "
+                "every batch"
+            )
+
+    def _check_vocabulary(self, request: Request) -> None:
+        prompt = np.asarray(request.prompt)
+        if prompt.dtype.kind in "iu" and prompt.size and prompt.max() >= self.cfg.vocab_size:
+            at = int(np.argmax(prompt))
+            raise RequestError(
+                f"request {request.id!r}: prompt[{at}]={prompt.flat[at]} but "
+                f"vocab_size={self.cfg.vocab_size}"
+            )
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise BatchError("the engine is closed; make a new one")
+
+    def _upload_sink(self, sink: np.ndarray | None) -> Any:
+        if sink is None:
+            return None
+        array = self.memory.empty(sink.shape, np.float32)
+        self.memory.upload(array, sink)
+        return array
+
+
+def _refuse_unsupported(cfg: Config) -> None:
+    for layer in cfg.layers:
+        fmt = layer.record_format
+        if layer.softcap is not None:
+            raise ConfigError(f"{cfg.path}: layer {layer.id}: rings do not support softcap yet")
+        if not fmt.latent or fmt.type not in ("mxfp8", "bf16"):
+            raise ConfigError(
+                f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is not supported by the "
+                "engine yet; use a latent mxfp8 or bf16 format"
+            )

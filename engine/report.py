@@ -1,0 +1,78 @@
+"""The JSON report of a run: keys, percentiles, and an atomic write."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..layouts.config import Config
+from ..layouts.sizes import align_up
+from ..layouts.slots import SlotLayout
+
+SCHEMA_VERSION = 1  # grows when a key changes its meaning or goes away
+PERCENTILES = (50, 90, 99)
+
+
+def percentiles(seconds: list[float]) -> dict[str, float] | None:
+    """p50, p90, p99, mean and max of times in seconds; None where there are none."""
+    if not seconds:
+        return None
+    array = np.asarray(seconds, dtype=np.float64)
+    found = {f"p{p}": float(np.percentile(array, p)) for p in PERCENTILES}
+    return {**found, "mean": float(array.mean()), "max": float(array.max())}
+
+
+def bytes_per_sequence(layout: SlotLayout, slab: Any, num_state_slots: int) -> dict[str, int]:
+    """Bytes that a sequence takes of the slab, and what the formula says: over all rings,
+    ring_len * record_bytes padded to align_bytes."""
+    formula = sum(align_up(r.ring_len * r.record_bytes, layout.align_bytes) for r in layout.rings)
+    return {
+        "measured": int(slab.nbytes) // num_state_slots,  # exact: the slab is whole slots
+        "formula": formula,
+        "stored": layout.stored_bytes,
+    }
+
+
+def report_head(cfg: Config, backend: str, layout: SlotLayout) -> dict:
+    """The keys that are known before a run starts."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": cfg.name,
+        "config": cfg.path,
+        "backend": backend,
+        "activations": cfg.run.activations,
+        "seed": cfg.run.seed,
+        "slot_bytes": layout.slot_bytes,
+        "stored_bytes": layout.stored_bytes,
+    }
+
+
+def write_report(report: dict, path: str | Path) -> None:
+    """Writes a report so that `path` always holds a whole one: the old or the new.
+
+    Raises OSError where the folder cannot be written, ValueError for a NaN or infinity (JSON has
+    none; a report says null).
+    """
+    path = Path(path)
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    """The process's file mode mask; reading it takes setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,373 @@
+"""A run: replay a trace through the engine, and report.
+
+Requests are submitted in the order of the trace as slots become free; its arrival times are not
+waited for. What the model "says" is a pure function of seed, request and position (`tokens.py`), so
+no output is needed to go on: on a GPU the host stays one step ahead and never waits for results.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..layouts.config import Config
+from ..layouts.errors import ConfigError, RequestError, TraceError
+from ..layouts.sizes import div_ceil
+from ..schedules.batch import Batch, Request
+from .activations import ActivationSource, open_source
+from .digests import DigestLog, combine, open_digests
+from .progress import QUIET, Progress
+from .report import bytes_per_sequence, report_head, write_report
+from .run_stats import RunStats, open_stats
+from .samples import Capture, choose_samples, open_capture
+from .tokens import HASH_BLOCK_TOKENS, TokenRules, decide_step, request_key
+from .traces import TraceEntry, read_trace, synthetic_trace
+from .verify import verify_capture
+
+NOT_VERIFIED = {"checked": 0, "worst_error": None, "bound": None, "passed": None}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A request of a run; `prompt()` makes its tokens, int32 [prompt_len]."""
+
+    id: str
+    prompt_len: int
+    max_new_tokens: int
+    arrival_s: float
+    prompt: Callable[[], np.ndarray]
+
+    @property
+    def computed_len(self) -> int:
+        """Positions that are computed: the last generated token is never fed back."""
+        return self.prompt_len + max(self.max_new_tokens - 1, 0)
+
+
+@dataclass
+class RunState:
+    """What the loop works on."""
+
+    engine: Any
+    requests: list[RunRequest]
+    row_of: dict[str, int]  # request id to its place in `requests` and in the arrays
+    keys: np.ndarray  # uint64 [num_requests]
+    rules: TokenRules
+    source: ActivationSource
+    digests: DigestLog
+    stats: RunStats
+    capture: Capture
+    next_to_submit: int = 0
+    kind_steps: dict[str, int] | None = None
+
+
+def run_trace(
+    engine: Any,
+    trace: Any = None,
+    *,
+    verify: bool = False,
+    report_path: str | Path | None = None,
+    progress: Callable[[int], Progress] | None = None,
+    on_step: Callable[[Any, Batch], None] | None = None,
+) -> dict:
+    """Runs a trace to its end and returns the report (docs: `run` keys), written to `report_path`
+    as well where one is given.
+
+    trace     a path, a list of `Request` or `TraceEntry`, or None for the configured trace
+    verify    check `cfg.run.verify_samples` outputs against the reference afterwards
+    progress  makes a `Progress` from the number of requests
+    on_step   called after each commit with the engine and the batch; may preempt and abort
+
+    Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
+    what was done; a second Ctrl-C raises KeyboardInterrupt, or skips the verification.
+    Before anything runs: TraceError for a bad trace, RequestError where a request exceeds
+    max_seq_len, ActivationError where a recorded source lacks something.
+    """
+    if not engine.done:
+        raise RequestError("run: the engine still has requests of its caller; finish them first")
+    if verify and engine.cfg.run.verify_samples == 0:
+        raise ConfigError(
+            f"{engine.cfg.path}: run.verify_samples is 0, so there is nothing to verify"
+        )
+    requests = load_requests(engine.cfg, trace)
+    with engine.memory.scope():
+        state = _open_run(engine, requests, verify)
+        shown = QUIET if progress is None else progress(len(requests))
+        with _interrupts() as interrupted:
+            try:
+                _loop(state, interrupted, shown, on_step)
+            finally:
+                shown.stop()
+            state.stats.settle()
+            state.digests.flush()
+            report = _report(state, interrupted())
+            if report_path is not None:
+                write_report(report, report_path)
+            if verify:
+                report["verify"] = _verify(state, interrupted())
+                if report_path is not None:
+                    write_report(report, report_path)
+    return report
+
+
+def load_requests(cfg: Config, trace: Any) -> list[RunRequest]:
+    """The requests of a trace, checked against the limits of `cfg`.
+
+    Raises TraceError for a bad trace and RequestError for a request that is longer than
+    max_seq_len, with both numbers.
+    """
+    requests = [_run_request(cfg, item) for item in _trace_items(cfg, trace)]
+    if len({request.id for request in requests}) != len(requests):
+        raise RequestError("run: two requests of the trace have the same id")
+    for request in requests:
+        total = request.prompt_len + request.max_new_tokens
+        if total > cfg.max_seq_len:
+            raise RequestError(
+                f"request {request.id!r}: prompt of {request.prompt_len} and max_new_tokens="
+                f"{request.max_new_tokens} make {total} tokens but max_seq_len={cfg.max_seq_len}; "
+                "cut prompts with run.trace.max_prompt_len, or raise max_seq_len"
+            )
+    return requests
+
+
+def _trace_items(cfg: Config, trace: Any) -> list:
+    limits = cfg.run.trace
+    caps = {"num_requests": limits.num_requests, "max_prompt_len": limits.max_prompt_len}
+    if isinstance(trace, (str, Path)):
+        return read_trace(trace, **caps)
+    if trace is not None:
+        items = list(trace)
+        if not items:
+            raise TraceError("run: the list of requests is empty")
+        return items
+    if limits.kind == "synthetic":
+        return synthetic_trace(
+            seed=cfg.run.seed,
+            num_requests=limits.num_requests,
+            prompt_len=limits.prompt_len,
+            output_len=limits.output_len,
+            max_prompt_len=limits.max_prompt_len,
+        )
+    if limits.path is None:
+        raise TraceError(
+            f"{cfg.path}: run.trace.kind is {limits.kind} but run.trace.path is null; give the "
+            "file with --trace PATH"
+        )
+    return read_trace(limits.path, limits.kind, **caps)
+
+
+def _run_request(cfg: Config, item: Any) -> RunRequest:
+    if isinstance(item, TraceEntry):
+        seed, vocab = cfg.run.seed, cfg.vocab_size
+        return RunRequest(
+            item.id,
+            item.prompt_len,
+            item.max_new_tokens,
+            item.arrival_s,
+            lambda: item.prompt(seed=seed, vocab_size=vocab),
+        )
+    if not isinstance(item, Request):
+        raise TraceError(f"run: {type(item).__name__} in the list; pass Request or TraceEntry")
+    prompt = np.asarray(item.prompt)
+    return RunRequest(
+        item.id, prompt.size, item.max_new_tokens, item.arrival_s, lambda: item.prompt
+    )
+
+
+def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState:
+    cfg, memory = engine.cfg, engine.memory
+    ids = [request.id for request in requests]
+    lengths = [request.computed_len for request in requests]
+    source = open_source(cfg, engine.tools.ops, memory, engine.tools.stream)
+    source.check_lengths(ids, lengths)
+    samples = choose_samples(cfg, ids, lengths) if verify else []
+    return RunState(
+        engine=engine,
+        requests=requests,
+        row_of={request_id: row for row, request_id in enumerate(ids)},
+        keys=np.array([request_key(request_id) for request_id in ids], np.uint64),
+        rules=TokenRules(cfg.run.seed, cfg.vocab_size, cfg.run.accept_rate, cfg.tokens_per_step),
+        source=source,
+        digests=open_digests(engine.run_buffers().digests, len(requests), memory),
+        stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
+        capture=open_capture(samples, cfg, memory),
+        kind_steps={"prefill": 0, "decode": 0},
+    )
+
+
+def _loop(
+    state: RunState,
+    interrupted: Callable[[], bool],
+    progress: Progress,
+    on_step: Callable[[Any, Batch], None] | None,
+) -> None:
+    engine, stats = state.engine, state.stats
+    computed = 0
+    while not interrupted():
+        _submit_some(state)
+        batch = engine.next_batch()
+        if batch is None:
+            assert engine.done, "the scheduler has work but gives no batch"
+            break
+        requests = np.array([state.row_of[id] for id in batch.request_ids], np.int64)
+        stats.begin_step(batch, requests)
+        _sample_times(state, batch.kind)
+        with engine.tools.watch.ranges.span(f"step {batch.kind}", size=batch.num_tokens):
+            _run_layers(state, batch)
+            _commit(state, batch, requests)
+        computed += batch.num_tokens
+        progress.update(stats.num_finished, computed)
+        if on_step is not None:
+            on_step(engine, batch)
+
+
+def _submit_some(state: RunState) -> None:
+    """Keeps enough requests waiting that a freed slot is taken at once, and makes no prompt long
+    before it is needed."""
+    scheduler = state.engine.scheduler
+    while state.next_to_submit < len(state.requests) and scheduler.num_waiting < 2:
+        request = state.requests[state.next_to_submit]
+        state.engine.submit(
+            Request(request.id, request.prompt(), request.max_new_tokens, request.arrival_s)
+        )
+        state.next_to_submit += 1
+
+
+def _sample_times(state: RunState, kind: str) -> None:
+    state.engine.tools.watch.sample_step(state.kind_steps[kind])
+    state.kind_steps[kind] += 1
+
+
+def _run_layers(state: RunState, batch: Batch) -> None:
+    """Every layer of a batch: activations, attention, digest, sampled outputs."""
+    engine, size = state.engine, batch.num_tokens
+    cfg, tools = engine.cfg, engine.tools
+    buffers = engine.run_buffers()
+    q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+    flat_out = out.reshape(size, cfg.num_q_heads * cfg.head_dim)
+    digests = state.digests.begin(size)
+    state.capture.begin(batch)
+    for layer in range(len(cfg.layers)):
+        with tools.watch.op(f"{state.source.kind}_activations", layer, size):
+            state.source.fill(layer, batch, q, kv, out)
+        engine.attend(layer, batch, q, kv, out)
+        state.capture.take(layer, out)
+        if layer < cfg.num_layers:
+            with tools.watch.op("digest_outputs", layer, size):
+                tools.ops.digest_outputs(flat_out, layer, digests, stream=tools.stream)
+
+
+def _commit(state: RunState, batch: Batch, requests: np.ndarray) -> None:
+    """Accepts drafts, commits, and keeps the accounts."""
+    stats, keys = state.stats, state.keys[requests]
+    starts = batch.seqlens_k - batch.seqlens_q
+    is_decode = batch.kind == "decode"
+    width = max(state.rules.tokens_per_step - 1, 1)
+    columns = batch.cu_seqlens_q[:-1, None] + 1 + np.arange(width)
+    drafts = batch.token_ids[np.minimum(columns, batch.num_tokens - 1)]
+    first = starts if is_decode else batch.seqlens_k - 1
+    step = decide_step(state.rules, keys, first, batch.num_drafts, drafts)
+    speaks = batch.is_last_chunk
+    state.digests.keep(batch, requests, step.accepted + 1 if is_decode else batch.seqlens_q)
+    state.engine.commit(
+        batch,
+        step.accepted,
+        np.where(speaks, step.next_tokens, -1).astype(np.int32),
+        np.where(speaks[:, None], step.drafts, -1).astype(np.int32),
+    )
+    limits = np.array([state.requests[row].max_new_tokens for row in requests.tolist()])
+    before = stats.generated[requests]
+    after = np.minimum(before + np.where(speaks, step.accepted + 1, 0), limits)
+    stats.generated[requests] = after
+    stats.drafted += int(batch.num_drafts.sum())
+    stats.accepted += int(step.accepted.sum())
+    finished = requests[speaks & (after == limits)]
+    stats.end_step(batch, requests[(before == 0) & (after > 0)], finished)
+
+
+def _report(state: RunState, interrupted: bool) -> dict:
+    engine, stats = state.engine, state.stats
+    cfg, sizes = engine.cfg, engine.sizes
+    done = [(state.requests[row], row) for row in stats.finished().tolist()]
+    blocks = sum(div_ceil(r.prompt_len, HASH_BLOCK_TOKENS) for r in state.requests)
+    digests = {request.id: state.digests.of(row) for request, row in done}
+    return {
+        **report_head(cfg, engine.backend, cfg.slot_layout),
+        "interrupted": interrupted,
+        "requests": len(done),
+        "trace_requests": len(state.requests),
+        "prompt_tokens": sum(request.prompt_len for request, _ in done),
+        "output_tokens": int(stats.generated[stats.finished()].sum()),
+        "num_state_slots": sizes.num_state_slots,
+        "slab_bytes": sizes.slab_bytes,
+        "memory_bytes": sizes.total_bytes,
+        "bytes_per_sequence": bytes_per_sequence(
+            cfg.slot_layout, engine.slab, sizes.num_state_slots
+        ),
+        "throughput": stats.throughput(),
+        "latency": stats.latency(),
+        "batches": stats.batches(),
+        "scheduler": dict(engine.scheduler.counters),
+        "kernels": engine.tools.watch.times(),
+        "verify": dict(NOT_VERIFIED),
+        "prefix": {"prompt_blocks": blocks, "hit_blocks": 0},
+        "digest": combine(digests),
+        "completed": [
+            {
+                "id": request.id,
+                "prompt_tokens": request.prompt_len,
+                "output_tokens": int(stats.generated[row]),
+                "digest": digests[request.id],
+            }
+            for request, row in done
+        ],
+    }
+
+
+def _verify(state: RunState, interrupted: bool) -> dict:
+    """Checks the captured samples. A Ctrl-C during it (the second, where the run was interrupted)
+    leaves the run unverified."""
+    engine = state.engine
+
+    def tokens_of(request_id: str, count: int) -> np.ndarray:
+        request = state.requests[state.row_of[request_id]]
+        prompt = np.asarray(request.prompt(), np.int32)
+        new = np.arange(request.prompt_len, max(count, request.prompt_len))
+        said = state.rules.next_tokens(state.keys[state.row_of[request_id]], new)
+        return np.concatenate([prompt, said])[:count]
+
+    sinks = [None if sink is None else engine.memory.to_host(sink) for sink in engine.tools.sinks]
+    try:
+        verdict = verify_capture(
+            engine.cfg, state.capture, engine.memory, state.source, tokens_of, sinks
+        )
+    except KeyboardInterrupt:
+        return dict(NOT_VERIFIED)
+    if interrupted and verdict.checked == 0:
+        return dict(NOT_VERIFIED)
+    return verdict.as_report()
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C into a flag, so that no step is cut in half; the next one raises
+    KeyboardInterrupt. Outside the main thread signals stay as they are."""
+    seen = [False]
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: seen[0]
+        return
+
+    def note(signum: int, frame: Any) -> None:
+        if seen[0]:
+            raise KeyboardInterrupt
+        seen[0] = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: seen[0]
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,155 @@
+"""What a run counts and times: batches, tokens, drafts, and the life of each request."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..rawkernels.memory import Memory
+from ..schedules.batch import Batch
+from .report import percentiles
+
+UNSET = -1.0  # a time that has not come yet
+
+
+@dataclass
+class KindStats:
+    """Batches of one kind."""
+
+    steps: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    largest_tokens: int = 0
+    largest_sequences: int = 0
+    step_s: list[float] = field(default_factory=list)
+
+    def as_report(self) -> dict:
+        return {
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+            "mean_tokens": self.tokens / self.steps if self.steps else None,
+            "mean_sequences": self.sequences / self.steps if self.steps else None,
+            "largest_tokens": self.largest_tokens,
+            "largest_sequences": self.largest_sequences,
+            "step_s": percentiles(self.step_s),
+        }
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """A step that was queued: what becomes true when its event is done."""
+
+    event: Any
+    kind: str
+    first_tokens: np.ndarray  # requests whose first token it gives
+    finished: np.ndarray  # requests that end with it
+
+
+@dataclass
+class RunStats:
+    """Counts and times of a run; arrays have one element a request.
+
+    On a GPU the host queues one step ahead of the device, so a step's end is known when its event
+    is done, one step later: `lag` steps may be open.
+    """
+
+    memory: Memory
+    lag: int
+    admitted_s: np.ndarray
+    first_token_s: np.ndarray
+    finished_s: np.ndarray
+    generated: np.ndarray
+    kinds: dict[str, KindStats]
+    open_steps: deque = field(default_factory=deque)
+    drafted: int = 0
+    accepted: int = 0
+    start_s: float = UNSET
+    last_end_s: float = UNSET
+    first_step_s: float = UNSET
+    num_finished: int = 0
+
+    def begin_step(self, batch: Batch, requests: np.ndarray) -> None:
+        now = time.perf_counter()
+        if self.start_s == UNSET:
+            self.start_s = self.last_end_s = now
+        fresh = requests[batch.is_first_chunk & (self.admitted_s[requests] == UNSET)]
+        self.admitted_s[fresh] = now
+
+    def end_step(self, batch: Batch, first_tokens: np.ndarray, finished: np.ndarray) -> None:
+        """Notes a step that was queued, and times those that must be done by now."""
+        kind = self.kinds[batch.kind]
+        kind.steps += 1
+        kind.tokens += batch.num_tokens
+        kind.sequences += batch.num_seqs
+        kind.largest_tokens = max(kind.largest_tokens, batch.num_tokens)
+        kind.largest_sequences = max(kind.largest_sequences, batch.num_seqs)
+        self.open_steps.append(StepEnd(self.memory.record(), batch.kind, first_tokens, finished))
+        self.settle(self.lag)
+
+    def settle(self, lag: int = 0) -> None:
+        """Waits until at most `lag` steps are open."""
+        while len(self.open_steps) > lag:
+            step = self.open_steps.popleft()
+            self.memory.wait(step.event)
+            now = time.perf_counter()
+            self.kinds[step.kind].step_s.append(now - self.last_end_s)
+            if self.first_step_s == UNSET:
+                self.first_step_s = now - self.last_end_s
+            self.last_end_s = now
+            self.first_token_s[step.first_tokens] = now
+            self.finished_s[step.finished] = now
+            self.num_finished += len(step.finished)
+
+    def finished(self) -> np.ndarray:
+        """Requests that are done, in trace order."""
+        return np.flatnonzero(self.finished_s != UNSET)
+
+    def throughput(self) -> dict:
+        seconds = self.last_end_s - self.start_s
+        rate = 1.0 / seconds if seconds > 0 else 0.0
+        computed = sum(kind.tokens for kind in self.kinds.values())
+        output = int(self.generated.sum())
+        return {
+            "seconds": seconds,
+            "first_step_s": None if self.first_step_s == UNSET else self.first_step_s,
+            "computed_tokens": computed,
+            "computed_tokens_per_s": computed * rate,
+            "prefill_tokens_per_s": self.kinds["prefill"].tokens * rate,
+            "output_tokens_per_s": output * rate,
+            "requests_per_s": self.num_finished * rate,
+        }
+
+    def latency(self) -> dict:
+        """Times of finished requests from their admission to a state slot on (the trace's own
+        arrival times are not replayed): to the first token, from token to token, to the end."""
+        done = self.finished()
+        spoke = done[self.first_token_s[done] != UNSET]
+        more = spoke[self.generated[spoke] > 1]
+        between = (self.finished_s[more] - self.first_token_s[more]) / (self.generated[more] - 1)
+        return {
+            "first_token_s": percentiles((self.first_token_s - self.admitted_s)[spoke].tolist()),
+            "per_token_s": percentiles(between.tolist()),
+            "request_s": percentiles((self.finished_s - self.admitted_s)[done].tolist()),
+        }
+
+    def batches(self) -> dict:
+        return {
+            **{name: kind.as_report() for name, kind in self.kinds.items()},
+            "drafted_tokens": self.drafted,
+            "accepted_drafts": self.accepted,
+        }
+
+
+def open_stats(num_requests: int, memory: Memory, *, on_gpu: bool) -> RunStats:
+    return RunStats(
+        memory=memory,
+        lag=1 if on_gpu else 0,
+        admitted_s=np.full(num_requests, UNSET),
+        first_token_s=np.full(num_requests, UNSET),
+        finished_s=np.full(num_requests, UNSET),
+        generated=np.zeros(num_requests, np.int64),
+        kinds={"prefill": KindStats(), "decode": KindStats()},
+    )

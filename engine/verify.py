@@ -1,0 +1,244 @@
+"""`--verify`: outputs of a run against the float64 reference.
+
+Nothing of the run's state is trusted: for each sampled query token the request's history is made
+again from its tokens and the activation source, encoded by the reference, and attended in float64
+over every key that the token may see. The bound is that of `rawkernels/reference/bound.py`.
+
+In a stacked run the reference computes the whole stack for the request, layer on layer, twice: once
+exactly and once with what tensor cores are given, so that the bound grows through the layers as the
+error does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..layouts.config import Config, LayerConfig
+from ..layouts.plans import PrefillPlan
+from ..rawkernels.memory import Memory
+from ..rawkernels.operations import Operations, load_operations
+from ..rawkernels.reference.bound import attention_bound, expected_prefill
+from ..rawkernels.reference.window_prefill import window_prefill
+from ..schedules.plan_prefill import plan_prefill
+from .activations import ActivationSource, seeded_sinks
+from .samples import Capture, Sample, Seen
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sample that came closest to its bound, or went furthest past it."""
+
+    checked: int
+    worst_error: float
+    bound: float
+    passed: bool
+    worst_sample: Sample | None
+
+    def as_report(self) -> dict:
+        fraction = self.worst_error / self.bound if self.bound > 0 else None
+        finite = np.isfinite(self.worst_error)
+        sample = self.worst_sample
+        return {
+            "checked": self.checked,
+            "worst_error": self.worst_error if finite else None,
+            "bound": self.bound,
+            "worst_fraction": fraction if finite else None,
+            "passed": self.passed,
+            "worst_sample": None
+            if sample is None
+            else {
+                "request": sample.request_id,
+                "layer": sample.layer,
+                "position": sample.position,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Check:
+    """One sample's error and bound; a NaN where the reference has none counts as infinite."""
+
+    sample: Sample
+    error: float
+    bound: float
+
+    @property
+    def fraction(self) -> float:
+        if self.error <= self.bound:
+            return self.error / self.bound if self.bound > 0 else 0.0
+        return self.error / self.bound if self.bound > 0 else np.inf
+
+
+def verify_capture(
+    cfg: Config,
+    capture: Capture,
+    memory: Memory,
+    source: ActivationSource,
+    tokens_of: Callable[[str, int], np.ndarray],
+    sinks: list | None = None,
+) -> Verdict:
+    """Checks every captured sample. `tokens_of(id, n)` gives the first n tokens of a request,
+    int32; `sinks` are the engine's, where they are not the seeded ones."""
+    outputs = memory.to_host(capture.outputs).view(ml_dtypes.bfloat16)
+    sinks = seeded_sinks(cfg) if sinks is None else sinks
+    reference = load_operations("reference")
+    checks: list[Check] = []
+    by_request: dict[str, list[int]] = {}
+    for i in sorted(capture.seen):
+        by_request.setdefault(capture.samples[i].request_id, []).append(i)
+    for request_id, indices in by_request.items():
+        if source.kind == "stacked":
+            samples = [capture.samples[i] for i in indices]
+            last = max(sample.position for sample in samples)
+            found = _stack_expected(
+                cfg, reference, source, sinks, samples, tokens_of(request_id, last + 1)
+            )
+        else:
+            found = [
+                _sample_expected(
+                    cfg, reference, source, sinks, capture.samples[i], capture.seen[i], tokens_of
+                )
+                for i in indices
+            ]
+        for i, (exact, bound) in zip(indices, found, strict=True):
+            error = _largest_error(outputs[i].astype(np.float64), exact)
+            checks.append(Check(capture.samples[i], error, bound))
+    return _verdict(checks)
+
+
+def _verdict(checks: list[Check]) -> Verdict:
+    if not checks:
+        return Verdict(0, 0.0, 0.0, False, None)
+    worst = max(checks, key=lambda check: check.fraction)
+    passed = all(check.error <= check.bound for check in checks)
+    return Verdict(len(checks), worst.error, worst.bound, passed, worst.sample)
+
+
+def visible_positions(layer: LayerConfig, position: int, seen: Seen) -> tuple[int, int]:
+    """First and last position that a query sees. Drafts of a draft layer see the whole step, and
+    the window of the committed token that it hangs on."""
+    step_last = seen.first_position + len(seen.token_ids) - 1
+    in_block = layer.role == "draft" and seen.kind == "decode" and position > seen.first_position
+    anchor = seen.first_position if in_block else position
+    return max(0, anchor - layer.window + 1), step_last if in_block else position
+
+
+def _sample_expected(
+    cfg: Config,
+    reference: Operations,
+    source: ActivationSource,
+    sinks: list,
+    sample: Sample,
+    seen: Seen,
+    tokens_of: Callable[[str, int], np.ndarray],
+) -> tuple[np.ndarray, float]:
+    """Exact output float64 [num_q_heads, head_dim] of a sample, and its bound."""
+    layer = cfg.layers[sample.layer]
+    first, last = visible_positions(layer, sample.position, seen)
+    history = tokens_of(sample.request_id, seen.first_position)
+    token_ids = np.concatenate([history, seen.token_ids]).astype(np.int32)
+    positions = np.arange(first, last + 1, dtype=np.int32)
+    q, kv = source.rows(sample.layer, sample.request_id, token_ids[positions], positions, None)
+    records = np.empty((len(positions), layer.record_format.record_bytes), np.uint8)
+    reference.encode_records(
+        kv, positions, records, record_format=layer.record_format, rope=layer.rope
+    )
+    own = sample.position - first
+    expected = expected_prefill(
+        np.ascontiguousarray(q[own : own + 1]),
+        *_one_query(records, sample.position, layer),
+        layer.record_format,
+        softmax_scale=layer.softmax_scale,
+        sink=sinks[sample.layer],
+        rope_out=layer.rope if layer.inverse_rope_out else None,
+    )
+    return expected.out[0], attention_bound(expected.out, expected.rounded)
+
+
+def _one_query(
+    records: np.ndarray, position: int, layer: LayerConfig
+) -> tuple[np.ndarray, PrefillPlan]:
+    """A joint buffer and a plan in which one query sees all the records, by their order."""
+    count = len(records)
+    int32 = np.int32
+    spare = np.zeros((layer.window + 1, records.shape[1]), np.uint8)
+    plan = PrefillPlan(
+        window=layer.window,
+        ring_len=layer.ring_len,
+        num_seqs=1,
+        max_seqlen_q=1,
+        cu_seqlens_q=np.array([0, 1], int32),
+        state_ids=np.zeros(1, int32),
+        seqlens_k=np.array([position + 1], int32),
+        positions=np.array([position], int32),
+        token_state_ids=np.zeros(1, int32),
+        segments=np.zeros((0, 3), int32),
+        num_segments=np.zeros(1, int32),
+        pivots=np.array([[0, 0, 0, count]], int32),
+    )
+    return np.concatenate([records, spare]), plan
+
+
+def _stack_expected(
+    cfg: Config,
+    reference: Operations,
+    source: ActivationSource,
+    sinks: list,
+    samples: list[Sample],
+    token_ids: np.ndarray,
+) -> list[tuple[np.ndarray, float]]:
+    """Exact output and bound of each sample of one request, from the whole stack below it."""
+    positions = np.arange(len(token_ids), dtype=np.int32)
+    request_id = samples[0].request_id
+    found: dict[Sample, tuple[np.ndarray, float]] = {}
+    outputs: dict[bool, Any] = {False: None, True: None}  # by round_weights, bf16 bits
+    for layer in cfg.layers[: max(sample.layer for sample in samples) + 1]:
+        exact = {}
+        for rounded in (False, True):
+            q, kv = source.rows(layer.id, request_id, token_ids, positions, outputs[rounded])
+            exact[rounded] = _whole_layer(reference, layer, q, kv, sinks[layer.id], rounded)
+            outputs[rounded] = exact[rounded].astype(ml_dtypes.bfloat16).view(np.uint16)
+        bound = attention_bound(exact[False], exact[True])
+        for sample in samples:
+            if sample.layer == layer.id:
+                found[sample] = exact[False][sample.position], bound
+    return [found[sample] for sample in samples]
+
+
+def _whole_layer(
+    reference: Operations, layer: LayerConfig, q: Any, kv: Any, sink: Any, rounded: bool
+) -> np.ndarray:
+    """Output float64 [n, num_q_heads, head_dim] of a layer for a sequence from position 0 on."""
+    count, fmt = len(q), layer.record_format
+    plan = plan_prefill([0], [count], [count], window=layer.window, ring_len=layer.ring_len)
+    joint = np.zeros((plan.history_rows + count, fmt.record_bytes), np.uint8)
+    reference.encode_records(
+        kv, plan.positions, joint[plan.history_rows :], record_format=fmt, rope=layer.rope
+    )
+    out = np.empty(q.shape, np.float64)
+    window_prefill(
+        q,
+        joint,
+        plan,
+        fmt,
+        out,
+        np.empty(q.shape[:2], np.float32),
+        softmax_scale=layer.softmax_scale,
+        sink=sink,
+        rope_out=layer.rope if layer.inverse_rope_out else None,
+        round_weights=rounded,
+    )
+    return out
+
+
+def _largest_error(found: np.ndarray, exact: np.ndarray) -> float:
+    """max|found - exact|; infinite where one is NaN or infinite and the other is not."""
+    same = np.isnan(found) == np.isnan(exact)
+    same &= np.isinf(found) == np.isinf(exact)
+    if not same.all():
+        return float("inf")
+    finite = np.isfinite(exact)
+    return float(np.abs(found - exact).max(where=finite, initial=0.0))

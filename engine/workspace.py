@@ -1,0 +1,217 @@
+"""What an engine takes of its device's memory, and how much that is before it is taken."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..layouts.config import Config
+from ..layouts.sizes import align_up, div_ceil
+from ..rawkernels.memory import Memory, refuse_too_large
+from ..schedules.batch import PlanKey
+from .slab import slab_bytes
+
+BUFFER_ALIGN = 256  # bytes between the starts of arrays in one buffer
+DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """Bytes of each part of an engine, and the counts that they follow from.
+
+    prefill_tokens, decode_tokens   most query tokens of a batch
+    slab_bytes      num_state_slots * slot_bytes
+    joint_bytes     a prefill layer's history and new records
+    lse_bytes       log-sum-exp of a batch, for callers that give no array for it
+    staging_bytes   a batch's int32 arrays and plans, twice (a step is uploaded while one runs)
+    run_bytes       q, kv and out of a batch, and token digests; taken by `run` only, or when a
+                    caller hands host arrays to an engine on a GPU
+    """
+
+    num_state_slots: int
+    prefill_tokens: int
+    decode_tokens: int
+    slab_bytes: int
+    joint_bytes: int
+    lse_bytes: int
+    staging_bytes: int
+    run_bytes: int
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.prefill_tokens, self.decode_tokens)
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.slab_bytes
+            + self.joint_bytes
+            + self.lse_bytes
+            + self.staging_bytes
+            + self.run_bytes
+        )
+
+    def describe(self) -> str:
+        """One line for people: what is taken, and for what."""
+        rest = self.joint_bytes + self.lse_bytes + self.staging_bytes
+        return (
+            f"{self.total_bytes:,} B: slab {self.slab_bytes:,} B "
+            f"({self.num_state_slots} state slots), workspace {rest:,} B, "
+            f"run buffers {self.run_bytes:,} B"
+        )
+
+
+def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes:
+    """Sizes of an engine for `cfg`, with `num_state_slots` in place of the configured number.
+
+    Raises ArgumentError for a number of state slots below 1.
+    """
+    slots = cfg.engine.num_state_slots if num_state_slots is None else num_state_slots
+    slab = slab_bytes(cfg.slot_layout, slots)
+    # Without chunking, a prompt larger than the budget runs alone and whole.
+    longest = cfg.engine.token_budget
+    if not cfg.engine.chunked_prefill:
+        longest = max(longest, cfg.max_seq_len)
+    decode = min(cfg.engine.max_decode_seqs, slots) * cfg.tokens_per_step
+    prefill_seqs = min(cfg.engine.max_prefill_seqs, slots)
+    tokens = max(longest, decode)
+    records = max(layer.record_format.record_bytes for layer in cfg.layers)
+    window = max(layer.window for layer in cfg.layers)
+    heads, head_dim = cfg.num_q_heads, cfg.head_dim
+    bf16 = 2  # bytes
+    return EngineSizes(
+        num_state_slots=slots,
+        prefill_tokens=longest,
+        decode_tokens=decode,
+        slab_bytes=slab,
+        joint_bytes=(prefill_seqs * window + longest) * records,
+        lse_bytes=tokens * heads * 4,
+        staging_bytes=2 * _staging_bytes(cfg, longest, prefill_seqs, decode),
+        run_bytes=tokens * (2 * heads + 1) * head_dim * bf16 + digest_tokens(tokens) * 8,
+    )
+
+
+def digest_tokens(max_tokens: int) -> int:
+    """uint64 digests that wait on the device: a few whole batches of the largest kind."""
+    return DIGEST_STEPS * max_tokens
+
+
+def plan_keys(cfg: Config, kind: str) -> tuple[PlanKey, ...]:
+    """The distinct plans of a batch of that kind, in the order of the layers that use them first.
+    Draft layers have a plan of their own in a decode step: their drafts see the whole block."""
+    keys = [plan_key(layer, kind) for layer in cfg.layers]
+    return tuple(dict.fromkeys(keys))
+
+
+def plan_key(layer: Any, kind: str) -> PlanKey:
+    """The plan that a layer uses in a batch of that kind."""
+    is_draft = layer.role == "draft" and kind == "decode"
+    return PlanKey(layer.window, layer.ring_len, "draft_step" if is_draft else "causal")
+
+
+def _staging_bytes(cfg: Config, prefill_tokens: int, prefill_seqs: int, decode_tokens: int) -> int:
+    """Bytes of the int32 arrays of the largest batch: its own, and each plan's."""
+    seqs = max(prefill_seqs, div_ceil(decode_tokens, cfg.tokens_per_step))
+    own = [seqs + 1] + 3 * [max(prefill_tokens, decode_tokens)]
+    prefill, decode = [], []
+    for _ in plan_keys(cfg, "prefill"):
+        prefill += [prefill_seqs + 1] + 2 * [prefill_seqs] + 2 * [prefill_tokens]
+        prefill += [9 * prefill_seqs, 1, 4 * prefill_tokens]  # segments, their count, pivots
+    for key in plan_keys(cfg, "decode"):
+        width = key.window + cfg.tokens_per_step  # at least a draft block's index width
+        decode += [seqs + 1] + 2 * [decode_tokens] + [2 * decode_tokens, width * decode_tokens]
+    sizes = [sum(align_up(4 * n, BUFFER_ALIGN) for n in own + plan) for plan in (prefill, decode)]
+    return max(sizes)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Device arrays of an engine beside its slab; flat, cut to the batch at hand."""
+
+    sizes: EngineSizes
+    joint: Any  # uint8 [joint_bytes]
+    lse: Any  # float32 [max_tokens, num_q_heads]
+    staging: "Staging"
+
+    def joint_rows(self, rows: int, record_bytes: int) -> Any:
+        """uint8 [rows, record_bytes] at the start of the joint buffer."""
+        return self.joint[: rows * record_bytes].reshape(rows, record_bytes)
+
+
+@dataclass(frozen=True)
+class RunBuffers:
+    """Activations of one batch on the device, bf16 bits, and digests of the last steps' tokens."""
+
+    q: Any  # uint16 [max_tokens, num_q_heads, head_dim]
+    kv: Any  # uint16 [max_tokens, head_dim]
+    out: Any  # uint16 [max_tokens, num_q_heads, head_dim]
+    digests: Any  # uint64 [digest_tokens]
+
+
+def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace:
+    """The workspace of an engine; raises DeviceMemoryError where it does not fit."""
+    refuse_too_large(
+        "engine workspace",
+        sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes,
+        memory.free_bytes()[0],
+        memory.place,
+    )
+    return Workspace(
+        sizes=sizes,
+        joint=memory.empty((sizes.joint_bytes,), np.uint8),
+        lse=memory.empty((sizes.max_tokens, cfg.num_q_heads), np.float32),
+        staging=take_staging(sizes.staging_bytes // 2, memory),  # exact: it is twice one buffer
+    )
+
+
+def take_run_buffers(cfg: Config, sizes: EngineSizes, memory: Memory) -> RunBuffers:
+    """The buffers of a run; raises DeviceMemoryError where they do not fit."""
+    refuse_too_large("run buffers", sizes.run_bytes, memory.free_bytes()[0], memory.place)
+    rows, heads, head_dim = sizes.max_tokens, cfg.num_q_heads, cfg.head_dim
+    return RunBuffers(
+        q=memory.empty((rows, heads, head_dim), np.uint16),
+        kv=memory.empty((rows, head_dim), np.uint16),
+        out=memory.empty((rows, heads, head_dim), np.uint16),
+        digests=memory.empty((digest_tokens(rows),), np.uint64),
+    )
+
+
+@dataclass
+class Staging:
+    """Two pairs of a pinned host buffer and a device buffer, used in turn, so that one step's
+    arrays travel in one copy while the step before them still runs."""
+
+    memory: Memory
+    host: tuple[np.ndarray, np.ndarray]
+    device: tuple[Any, Any]
+    events: list
+    turn: int = 0
+
+    def upload(self, arrays: Iterable[np.ndarray]) -> list[Any]:
+        """Device copies of int32 arrays, which last until the upload after next."""
+        arrays = list(arrays)
+        host, device = self.host[self.turn], self.device[self.turn]
+        if self.events[self.turn] is not None:
+            self.memory.wait(self.events[self.turn])  # the copy out of this buffer, two steps ago
+        views, start = [], 0
+        for array in arrays:
+            assert array.dtype == np.int32, array.dtype
+            end = start + array.size
+            host[start:end] = array.reshape(-1)
+            views.append(device[start:end].reshape(array.shape))
+            start = align_up(4 * end, BUFFER_ALIGN) // 4  # exact: BUFFER_ALIGN is a multiple of 4
+        self.memory.upload(device[:start], host[:start])
+        self.events[self.turn] = self.memory.record()
+        self.turn = 1 - self.turn
+        return views
+
+
+def take_staging(size: int, memory: Memory) -> Staging:
+    ints = size // 4  # exact: a multiple of BUFFER_ALIGN
+    return Staging(
+        memory,
+        tuple(memory.pinned((ints,), np.int32) for _ in range(2)),
+        tuple(memory.empty((ints,), np.int32) for _ in range(2)),
+        [None, None],
+    )

@@ -1,0 +1,108 @@
+"""`ringslab run CONFIG`: replay a request trace through prefill and decode steps."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ..engine.backends import BACKEND_CHOICES
+from ..engine.engine import Engine
+from ..engine.progress import open_progress
+from ..engine.workspace import engine_sizes
+from ..layouts.config import load_config
+
+EXIT_FAILED = 1  # the verification found an output outside its bound
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "run",
+        help="replay a request trace through prefill and decode steps",
+        description="Replay a request trace. Ctrl-C ends it after the step at hand, with a report.",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a packaged one's name")
+    parser.add_argument(
+        "--trace", metavar="PATH", help="a .jsonl (Mooncake) or .csv (Azure) file to replay"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action="append",
+        default=[],
+        help="change one value of the YAML, as run.seed=3; may be repeated",
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="check sampled outputs against float64 afterwards"
+    )
+    parser.add_argument(
+        "--backend", choices=BACKEND_CHOICES, default="auto", help="where to run (default: auto)"
+    )
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument("--report", metavar="PATH", help="write the JSON report to a file")
+    parser.add_argument("--json", action="store_true", help="print the JSON report on stdout")
+    parser.add_argument(
+        "--check-finite",
+        action="store_true",
+        help="refuse NaN and infinite queries and keys (reads them back: slow)",
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the trace ran (and was verified, if asked), 1 when an output was outside its bound,
+    130 after Ctrl-C."""
+    cfg = load_config(args.config, overrides=tuple(args.overrides))
+    sizes = engine_sizes(cfg)
+    _say(f"{cfg.name}: takes {sizes.describe()}")
+    with Engine(cfg, args.backend, device=args.device, check_finite=args.check_finite) as engine:
+        _say(f"backend {engine.backend} on {engine.memory.place}")
+        report = engine.run(
+            args.trace, verify=args.verify, report_path=args.report, progress=open_progress
+        )
+    if args.json:
+        print(json.dumps(report, indent=2, allow_nan=False))
+    else:
+        print("\n".join(summary(report)))
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if args.verify and report["verify"]["passed"] is not True else 0
+
+
+def summary(report: dict) -> list[str]:
+    """A report in a few lines; the last says what was verified."""
+    rate, batches = report["throughput"], report["batches"]
+    drafted, accepted = batches["drafted_tokens"], batches["accepted_drafts"]
+    stopped = ", interrupted" if report["interrupted"] else ""
+    return [
+        f"{report['requests']} of {report['trace_requests']} requests{stopped}: "
+        f"{report['prompt_tokens']:,} prompt and {report['output_tokens']:,} output tokens in "
+        f"{rate['seconds']:.2f} s ({rate['computed_tokens_per_s']:,.0f} computed tokens/s)",
+        f"batches: {batches['prefill']['steps']} prefill, {batches['decode']['steps']} decode; "
+        f"drafts accepted: {accepted:,} of {drafted:,}",
+        f"bytes a sequence: {report['bytes_per_sequence']['measured']:,} measured, "
+        f"{report['bytes_per_sequence']['formula']:,} by formula",
+        f"digest {report['digest']}",
+        _verdict_line(report["verify"]),
+    ]
+
+
+def _verdict_line(verify: dict) -> str:
+    if verify["passed"] is None:
+        return "not verified"
+    if verify["checked"] == 0:
+        return "verify: FAILED, no sampled output was computed"
+    error = verify["worst_error"]
+    worst = "not finite where the reference is" if error is None else f"{error:.3e}"
+    share = verify["worst_fraction"]
+    percent = "" if share is None else f" ({100 * share:.0f}% of it)"
+    word = "passed" if verify["passed"] else "FAILED"
+    return (
+        f"verify: {word}, {verify['checked']} outputs against float64 over their whole history; "
+        f"worst error {worst}, bound {verify['bound']:.3e}{percent}"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
