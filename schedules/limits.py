@@ -1,0 +1,83 @@
+"""What bounds a schedule, and the checks of a request against it."""
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ..layouts.errors import ArgumentError, RequestError
+from ..layouts.rings import MAX_POSITION
+from .batch import Request
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """num_state_slots   sequences that can hold state at once
+    token_budget      prompt tokens of a prefill batch
+    max_prefill_seqs  sequences of a prefill batch
+    max_decode_seqs   sequences of a decode batch
+    tokens_per_step   query tokens of a sequence in a decode step: drafts + 1
+    max_seq_len       tokens of a sequence, prompt and generated
+    chunked_prefill   whether a prompt may be cut to the budget; if not, a prompt larger than the
+                      budget runs alone
+
+    Raises ArgumentError for a number below 1 and a max_seq_len whose positions are not int32.
+    """
+
+    num_state_slots: int
+    token_budget: int
+    max_prefill_seqs: int
+    max_decode_seqs: int
+    tokens_per_step: int
+    max_seq_len: int
+    chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "chunked_prefill":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ArgumentError(f"SchedulerLimits: {field.name}={value!r} must be 1 or more")
+        if self.max_seq_len > MAX_POSITION + 1:
+            raise ArgumentError(
+                f"SchedulerLimits: max_seq_len={self.max_seq_len} has positions past {MAX_POSITION}"
+            )
+
+
+def check_request(request: Request, max_seq_len: int) -> np.ndarray:
+    """The prompt as int32 [n]. Raises RequestError for what can never run, with the numbers."""
+    if not isinstance(request, Request):
+        raise RequestError(f"submit: got {type(request).__name__} but needs a Request")
+    if not isinstance(request.id, str) or not request.id:
+        raise RequestError(f"submit: id={request.id!r} but must be text that is not empty")
+    new = request.max_new_tokens
+    if isinstance(new, bool) or not isinstance(new, (int, np.integer)) or new < 0:
+        raise RequestError(f"request {request.id!r}: max_new_tokens={new!r} must be 0 or more")
+    arrival = request.arrival_s
+    number = isinstance(arrival, (int, float, np.number)) and not isinstance(arrival, bool)
+    if not number or not math.isfinite(arrival) or arrival < 0:
+        raise RequestError(f"request {request.id!r}: arrival_s={arrival!r} must be 0 or more")
+    if hasattr(request.prompt, "__cuda_array_interface__"):
+        raise RequestError(
+            f"request {request.id!r}: its prompt is on a GPU; pass a host array of int32"
+        )
+    prompt = np.asarray(request.prompt)
+    if prompt.ndim != 1 or prompt.shape[0] == 0:
+        raise RequestError(
+            f"request {request.id!r}: prompt.shape={prompt.shape} but must be [n], n at least 1"
+        )
+    if prompt.dtype.kind not in "iu":
+        raise RequestError(f"request {request.id!r}: prompt.dtype={prompt.dtype} must be integer")
+    if prompt.min() < 0 or prompt.max() > np.iinfo(np.int32).max:
+        raise RequestError(
+            f"request {request.id!r}: prompt tokens run {prompt.min()} .. {prompt.max()} but must "
+            "be int32 and not negative"
+        )
+    total = prompt.shape[0] + int(new)
+    if total > max_seq_len:
+        raise RequestError(
+            f"request {request.id!r}: {prompt.shape[0]} prompt tokens + {new} new tokens are "
+            f"{total}, more than max_seq_len={max_seq_len}"
+        )
+    return prompt.astype(np.int32)

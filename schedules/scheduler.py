@@ -1,0 +1,325 @@
+"""The scheduler: which sequences run in the next batch, and what becomes of them after it.
+
+Pure host logic: no plans, no device, no model. One batch is in flight at a time.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..layouts.errors import BatchError, RequestError
+from .batch import HostBatch
+from .batch import Request as Request
+from .limits import SchedulerLimits as SchedulerLimits
+from .limits import check_request
+from .pick import decode_batch, pick_chunks, pick_decodes, prefill_batch
+from .results import StepResults, check_results
+from .table import DECODE, PHASE_NAMES, PREFILL, WAITING, SequenceTable
+
+
+@dataclass
+class SchedulerCounters:
+    """Totals since the start. `recomputed_tokens` were computed once before a preemption."""
+
+    submitted: int = 0
+    refused: int = 0
+    finished: int = 0
+    aborted: int = 0
+    preempted: int = 0
+    prefill_batches: int = 0
+    decode_batches: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    output_tokens: int = 0
+    drafts_offered: int = 0
+    drafts_accepted: int = 0
+    recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    batch: HostBatch
+    epochs: np.ndarray  # of its rows, when it was made
+
+
+@dataclass(frozen=True)
+class _Ended:
+    state: str
+    tokens: np.ndarray
+    prompt_len: int
+
+
+class Scheduler:
+    """Prefill and decode batches over a fixed number of state slots.
+
+    Admission is first come, first served: a request takes a slot when one is free and all requests
+    before it have one. Chunks are given out in the order of admission, so the oldest prompt always
+    moves on: with a slot free, a request whose prompt has P tokens of others before it starts in
+    the prefill batch number P / token_budget + 1 at the latest (rounded up; where the number of
+    sequences in a batch does not bind before), and as prefill and decode alternate when both wait,
+    within twice as many steps. A decoding sequence waits for at most one prefill batch between two
+    decode batches, and where more decode than fit in a batch, those that waited longest go first.
+
+    A slot serves one sequence after another without being cleared: a sequence starts (and, after a
+    preemption, starts again) at position 0, and its plans never reach below it.
+
+    What ended stays readable (`tokens`, `state`) until its id is submitted again or `forget`.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.counters = SchedulerCounters()
+        self._draft_columns = limits.tokens_per_step - 1
+        self._table = SequenceTable(self._draft_columns)
+        self._row_of: dict[str, int] = {}
+        self._queue: deque[int] = deque()
+        self._free_slots = list(range(limits.num_state_slots))  # a heap: the lowest goes first
+        self._ended: dict[str, _Ended] = {}
+        self._in_flight: _InFlight | None = None
+        self._steps = 0
+        self._admissions = 0
+        self._last_kind = "decode"
+
+    @property
+    def done(self) -> bool:
+        """Nothing waits, nothing runs, and no batch is in flight."""
+        return not self._row_of and self._in_flight is None
+
+    @property
+    def free_slots(self) -> int:
+        """State slots that no sequence holds."""
+        return len(self._free_slots)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a state slot, preempted ones included."""
+        return len(self._queue)
+
+    def submit(self, request: Request) -> None:
+        """Put a request at the end of the queue.
+
+        Raises RequestError, and changes nothing, for an id that is live, an empty or negative
+        prompt, or more tokens than max_seq_len, with both numbers.
+        """
+        try:
+            prompt = check_request(request, self.limits.max_seq_len)
+            if request.id in self._row_of:
+                raise RequestError(
+                    f"request {request.id!r} is {self.state(request.id)}; wait until it ends, "
+                    "abort it, or use another id"
+                )
+        except RequestError:
+            self.counters.refused += 1
+            raise
+        row = self._table.add(request.id, prompt, int(request.max_new_tokens))
+        self._ended.pop(request.id, None)
+        self._row_of[request.id] = row
+        self._queue.append(row)
+        self.counters.submitted += 1
+
+    def abort(self, id: str) -> None:
+        """End a request in whatever state it is; its slot is free at once. What a batch in flight
+        computes for it is dropped. Aborting what has ended does nothing. Raises RequestError for an
+        id that was never submitted (or forgotten)."""
+        if id in self._ended:
+            return
+        self._end(self._row(id, "abort"), "aborted")
+
+    def preempt(self, id: str) -> None:
+        """Take a running request's slot and put it at the head of the queue. It keeps its generated
+        tokens; prompt and generated tokens are computed again from position 0. What a batch in
+        flight computes for it is dropped. Raises RequestError for a request that does not run."""
+        row = self._row(id, "preempt")
+        table = self._table
+        if table.phase[row] == WAITING:
+            raise RequestError(f"preempt: request {id!r} is waiting, it holds no state slot")
+        self._release_slot(row)
+        self.counters.preempted += 1
+        self.counters.recomputed_tokens += int(table.num_computed[row])
+        table.phase[row] = WAITING
+        table.num_computed[row] = table.num_drafts[row] = 0
+        table.epoch[row] += 1
+        self._queue.appendleft(row)
+
+    def next_batch(self) -> HostBatch | None:
+        """The next batch to run, or None where nothing can. Prefill and decode alternate when both
+        wait. Raises BatchError while a batch is in flight."""
+        if self._in_flight is not None:
+            raise BatchError(f"next_batch: batch {self._in_flight.batch.step} is not committed yet")
+        table = self._table
+        prefills = table.rows_in(PREFILL).tolist()
+        can_prefill = bool(prefills or (self._queue and self._free_slots))
+        can_decode = bool(np.any(table.phase == DECODE))
+        if can_prefill and (self._last_kind == "decode" or not can_decode):
+            chosen = pick_chunks(table, prefills + self._next_in_queue(), self.limits)
+            for row, _ in chosen[len(prefills) :]:
+                self._admit(row)
+            batch = prefill_batch(table, chosen, self._steps)
+            self.counters.prefill_batches += 1
+            self.counters.prefill_tokens += batch.num_tokens
+        elif can_decode:
+            rows = pick_decodes(table, self.limits)
+            table.turn[rows] = self._steps
+            batch = decode_batch(table, rows, self.limits, self._steps)
+            self.counters.decode_batches += 1
+            self.counters.decode_tokens += batch.num_tokens
+            self.counters.drafts_offered += int(batch.num_drafts.sum())
+        else:
+            return None
+        self._last_kind = batch.kind
+        self._steps += 1
+        self._in_flight = _InFlight(batch, table.epoch[batch.slots].copy())
+        return batch
+
+    def commit(
+        self,
+        batch: Any,
+        accepted: Any,
+        next_tokens: Any = None,
+        drafts: Any = None,
+        finished: Any = None,
+    ) -> None:
+        """Close the batch in flight (a `HostBatch`, or the `Batch` made of it).
+
+        accepted     int [num_seqs]: drafts kept, 0 .. num_drafts; 0 in a prefill
+        next_tokens  int [num_seqs]: the token after the kept ones, of each sequence with
+                     is_last_chunk and tokens still to come; other values are not looked at. None
+                     only where no sequence is due
+        drafts       int [num_seqs, <= tokens_per_step - 1]: drafts of each sequence's next step,
+                     then -1; None is no drafts
+        finished     bool [num_seqs]: the sequence ends with the tokens of this step; None is none
+
+        A sequence's next step starts at its position + accepted + 1. Tokens past max_new_tokens are
+        dropped, and the sequence ends there. Sequences that were aborted or preempted since
+        next_batch are passed over. So a batch whose computation failed is closed by preempting (or
+        aborting) its requests and committing zeros.
+
+        Raises BatchError for a batch that is not the one in flight and ArgumentError for shapes,
+        dtypes and values; either changes nothing, the batch stays in flight.
+        """
+        flight = self._check_in_flight(batch)
+        table, rows = self._table, flight.batch.slots
+        live = table.epoch[rows] == flight.epochs
+        more = table.max_tokens[rows] > table.num_tokens[rows]
+        due = live & flight.batch.is_last_chunk & more
+        results = check_results(
+            flight.batch,
+            due,
+            self._draft_columns,
+            accepted,
+            next_tokens,
+            drafts,
+            finished,
+        )
+        self._in_flight = None
+        for i in np.flatnonzero(live).tolist():
+            self._advance(flight.batch, i, bool(due[i]), results)
+
+    def tokens(self, id: str) -> np.ndarray:
+        """Prompt and generated tokens so far, int32 [n]; a copy. Raises RequestError."""
+        if id in self._ended:
+            return self._ended[id].tokens.copy()
+        return self._table.known(self._row(id, "tokens")).copy()
+
+    def outputs(self, id: str) -> np.ndarray:
+        """Generated tokens so far, int32 [n]; a copy. Raises RequestError."""
+        if id in self._ended:
+            ended = self._ended[id]
+            return ended.tokens[ended.prompt_len :].copy()
+        row = self._row(id, "outputs")
+        return self._table.known(row)[self._table.prompt_len[row] :].copy()
+
+    def state(self, id: str) -> str:
+        """ "waiting" (also after a preemption), "prefill", "decode", "finished" or "aborted".
+        Raises RequestError for an unknown id."""
+        if id in self._ended:
+            return self._ended[id].state
+        return PHASE_NAMES[int(self._table.phase[self._row(id, "state")])]
+
+    def forget(self, id: str) -> None:
+        """Drop what is kept of a request that ended. Raises RequestError for any other."""
+        if id not in self._ended:
+            raise RequestError(f"forget: request {id!r} has not ended, or was never submitted")
+        del self._ended[id]
+
+    def _row(self, id: str, call: str) -> int:
+        if id not in self._row_of:
+            raise RequestError(f"{call}: there is no request {id!r}")
+        return self._row_of[id]
+
+    def _next_in_queue(self) -> list[int]:
+        """Waiting rows that could be admitted now, the first of them first."""
+        most = min(len(self._queue), len(self._free_slots), self.limits.max_prefill_seqs)
+        return [self._queue[i] for i in range(most)]
+
+    def _admit(self, row: int) -> None:
+        table = self._table
+        head = self._queue.popleft()
+        assert head == row  # first come, first served
+        assert table.phase[row] == WAITING
+        table.phase[row] = PREFILL
+        table.state_id[row] = heapq.heappop(self._free_slots)
+        table.order[row] = self._admissions
+        self._admissions += 1
+
+    def _release_slot(self, row: int) -> None:
+        slot = int(self._table.state_id[row])
+        assert slot >= 0
+        assert slot not in self._free_slots
+        heapq.heappush(self._free_slots, slot)
+        self._table.state_id[row] = -1
+
+    def _end(self, row: int, state: str) -> None:
+        table = self._table
+        if table.phase[row] == WAITING:
+            self._queue.remove(row)
+        else:
+            self._release_slot(row)
+        id = table.ids[row]
+        self._ended[id] = _Ended(state, table.known(row).copy(), int(table.prompt_len[row]))
+        del self._row_of[id]
+        table.free(row)
+        if state == "finished":
+            self.counters.finished += 1
+        else:
+            self.counters.aborted += 1
+
+    def _check_in_flight(self, batch: Any) -> _InFlight:
+        flight = self._in_flight
+        if flight is None:
+            raise BatchError("commit: no batch is in flight; call next_batch first")
+        # An engine's batch holds the very arrays of ours; equal numbers are not enough.
+        if getattr(batch, "state_ids", None) is not flight.batch.state_ids:
+            step = getattr(batch, "step", None)
+            raise BatchError(
+                f"commit: batch step={step} is not the one in flight, step={flight.batch.step}"
+            )
+        return flight
+
+    def _advance(self, batch: HostBatch, i: int, due: bool, results: StepResults) -> None:
+        """Move sequence i of a batch on by what was computed and decided."""
+        table, row = self._table, int(batch.slots[i])
+        kept = int(results.accepted[i])
+        if batch.kind == "prefill":
+            table.num_computed[row] = batch.seqlens_k[i]
+            new = results.next_tokens[i : i + 1]
+        else:
+            table.num_computed[row] += kept + 1
+            new = np.append(table.drafts[row, :kept], results.next_tokens[i])
+            self.counters.drafts_accepted += kept
+        if due:
+            new = new[: table.max_tokens[row] - table.num_tokens[row]]
+            table.append(row, new)
+            self.counters.output_tokens += new.shape[0]
+        full = bool(batch.is_last_chunk[i]) and table.num_tokens[row] == table.max_tokens[row]
+        if full or results.finished[i]:
+            self._end(row, "finished")
+        elif due:
+            if table.phase[row] == PREFILL:
+                table.phase[row] = DECODE
+                table.turn[row] = batch.step
+            table.drafts[row] = results.drafts[i]
+            table.num_drafts[row] = results.num_drafts[i]
