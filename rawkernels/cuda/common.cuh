@@ -49,22 +49,24 @@ HD float bits_float(uint32_t bits) {
 // bf16 is handled as its 16 bits; they are the upper half of the float32.
 HD float bf16_float(uint16_t bits) { return bits_float((uint32_t)bits << 16); }
 
-// Rounds to nearest, ties to even; a NaN stays a NaN. (On the device the instruction's NaN is 0x7FFF,
-// here it is 0x7FC0: any NaN will do.)
+// Rounds to nearest, ties to even. Every NaN becomes 0x7FC0, as in the other backends, so that
+// stored bytes agree.
+constexpr uint16_t BF16_NAN = 0x7FC0;
 HD uint16_t float_bf16(float x) {
+  if (x != x) return BF16_NAN;
 #if defined(__CUDA_ARCH__)
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
   return bits;
 #else
   uint32_t bits = float_bits(x);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0;
   return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 #endif
 }
 
-#if defined(__CUDA_ARCH__)
-// Two bf16 in one word, `low` in the lower half; the lower half is the element with the smaller index.
+#if defined(__CUDACC__)
+// Two bf16 in one word, `low` (the element with the smaller index) in the lower half. A NaN becomes
+// the instruction's own, 0x7FFF; where bytes are stored in a record, use two float_bf16.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...layouts import formats
+from ...layouts import formats, rope
 
 PORTABLE_ARCHS = ("sm_80", "sm_90a")
 HOPPER_ARCHS = ("sm_90a",)
@@ -31,7 +31,7 @@ _C_SCALARS = {
     "float": np.float32,
     "double": np.float64,
 }
-# Numbers that a record format fixes, for every kernel and for the host build of the codec.
+# Numbers that formats and rotation tables fix, for every kernel and the host build of the codec.
 FORMAT_MACROS: MacroItems = (
     ("E4M3_MAX", f"{formats.E4M3_MAX}f"),
     ("E4M3_NAN_BYTE", formats.E4M3_NAN_BYTE),
@@ -39,6 +39,9 @@ FORMAT_MACROS: MacroItems = (
     ("E8M0_NAN_BYTE", formats.E8M0_NAN_BYTE),
     ("E8M0_MAX_CODE", formats.E8M0_MAX_CODE),
     ("MX_BLOCK", formats.MX_BLOCK),
+    ("ROPE_COARSE_ROWS", rope.COARSE_ROWS),
+    ("ROPE_MIDDLE_BITS", rope.MIDDLE_BITS),
+    ("ROPE_FINE_BITS", rope.FINE_BITS),
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 

@@ -86,6 +86,16 @@ def device_pointer(array: Any) -> int:
     return array.data.ptr
 
 
+def check_current_device(operation: str, array: Any) -> None:
+    """Raises ArgumentError unless the array lies on the current device, where launches go."""
+    device = current_device()
+    if array.device.id != device:
+        raise ArgumentError(
+            f"{operation}: the arrays are on device {array.device.id} but the current device is "
+            f"{device}; call it inside `with cupy.cuda.Device({array.device.id}):`"
+        )
+
+
 def check_alignment(operation: str, name: str, array: Any, align_bytes: int) -> None:
     """Raises ArgumentError where an array does not start at a multiple of `align_bytes`."""
     address = device_pointer(array)

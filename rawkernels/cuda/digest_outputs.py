@@ -1,0 +1,56 @@
+"""Launcher of digest_outputs.cu."""
+
+from typing import Any
+
+from ...layouts.sizes import div_ceil
+from ..checks import check_digest_outputs
+from ..device.kernel_source import KernelSource, ParamsStruct, macro_set
+from ..device.module import check_current_device, device_pointer, get_kernel
+from .widths import is_vector_aligned
+
+PARAMS = ParamsStruct(
+    "DigestParams",
+    (
+        ("out", "const uint16_t*"),
+        ("digests", "uint64_t*"),
+        ("layer", "uint64_t"),
+        ("width", "int32_t"),
+        ("token_parts", "int32_t"),
+        ("part_width", "int32_t"),
+    ),
+    docs=(
+        ("out", "bf16 [num_tokens, width]"),
+        ("digests", "[num_tokens]"),
+        ("token_parts", "thread blocks of a token, part_width elements each"),
+    ),
+)
+DIGEST = KernelSource(
+    "digest_outputs", PARAMS, macro_sets=(macro_set(VECTOR=1), macro_set(VECTOR=0))
+)
+KERNELS = (DIGEST,)
+
+THREADS = 256
+CHUNK = 8  # elements of a lane step
+PART_WIDTH = 4 * THREADS * CHUNK  # elements of a thread block: four chunks a thread
+
+
+def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) -> None:
+    """out bf16 [T, width]; adds each token's digest to digests uint64 [T], modulo 2^64."""
+    check_digest_outputs(out, digests)
+    check_current_device("digest_outputs", out)
+
+    num_tokens, width = out.shape
+    token_parts = div_ceil(width, PART_WIDTH)
+    grid = (num_tokens * token_parts,)
+
+    vector = width % CHUNK == 0 and is_vector_aligned(out)
+    params = PARAMS.pack(
+        out=device_pointer(out),
+        digests=device_pointer(digests),
+        layer=layer,
+        width=width,
+        token_parts=token_parts,
+        part_width=PART_WIDTH,
+    )
+
+    get_kernel(DIGEST, macro_set(VECTOR=int(vector))).launch(grid, (THREADS,), params, stream)

@@ -1,0 +1,155 @@
+// One vector to one record by one warp: rotate, round to bf16, quantize. Shared by encode_records
+// and ring_store, so both make the same bytes.
+#pragma once
+#include "memory.cuh"
+#include "mxfp8.cuh"
+#include "rope.cuh"
+
+static_assert(RECORD_MXFP8 == 0 || RECORD_MXFP8 == 1, "records are mxfp8 or bf16");
+static_assert(HEAD_DIM > 0, "a vector has elements");
+static_assert(!RECORD_MXFP8 || HEAD_DIM % MX_BLOCK == 0, "mxfp8 records hold whole blocks");
+static_assert(ROPE_DIMS >= 0 && ROPE_DIMS % 2 == 0 && ROPE_DIMS <= HEAD_DIM, "0 is no rotation");
+static_assert(STORE_BYTES == 16 || STORE_BYTES == 8 || STORE_BYTES == 4 || STORE_BYTES == 2 ||
+                  STORE_BYTES == 1,
+              "records are written in pieces of a power of two");
+
+constexpr int WARPS = 8;                                  // records of a thread block
+constexpr int LANE_DIMS = HEAD_DIM % CHUNK == 0 ? CHUNK : 1;  // elements of a lane in one round
+constexpr int LANES = HEAD_DIM / LANE_DIMS;               // lanes a vector needs
+constexpr int ROUNDS = (LANES + 31) / 32;
+constexpr int ROPE_START = HEAD_DIM - ROPE_DIMS;          // first rotated element
+constexpr int NUM_PAIRS = ROPE_DIMS / 2;
+constexpr int TABLE_PAIRS = NUM_PAIRS > 0 ? NUM_PAIRS : 1;
+// Lanes hold whole pairs (adjacent), or their partners lie in whole lanes (half).
+constexpr bool WHOLE_LANES = LANE_DIMS == CHUNK && ROPE_START % CHUNK == 0 &&
+                             (ROPE_ADJACENT || NUM_PAIRS % CHUNK == 0);
+
+struct RecordPlace {
+  uint8_t* values;
+  uint8_t* scales;  // not used by bf16 records
+};
+
+// Fills a warp's table of (cos, sin), one lane a pair. Ends with the warp in step.
+__device__ __forceinline__ void prepare_rotation(const double2* table, int32_t position, int lane,
+                                                 float2 (&rotation)[TABLE_PAIRS]) {
+#pragma unroll 1
+  for (int pair = lane; pair < NUM_PAIRS; pair += 32)
+    rotation[pair] = rope_rotation(table, NUM_PAIRS, position, pair);
+  __syncwarp();
+}
+
+// Element e of the rotated vector, from memory: for shapes whose pairs do not fit whole lanes.
+__device__ __forceinline__ float rotated_element(const uint16_t* kv, int e,
+                                                 const float2 (&rotation)[TABLE_PAIRS]) {
+  int r = e - ROPE_START;
+  bool is_first = ROPE_ADJACENT ? r % 2 == 0 : r < NUM_PAIRS;
+  int pair = ROPE_ADJACENT ? r / 2 : (is_first ? r : r - NUM_PAIRS);
+  int distance = ROPE_ADJACENT ? 1 : NUM_PAIRS;
+  float x0 = bf16_float(__ldg(kv + (is_first ? e : e - distance)));
+  float x1 = bf16_float(__ldg(kv + (is_first ? e + distance : e)));
+  float2 turned = rotation[pair];
+  return is_first ? rotated_first(x0, x1, turned) : rotated_second(x0, x1, turned);
+}
+
+__device__ __forceinline__ void unpack_chunk(uint4 raw, float (&x)[CHUNK]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    x[2 * i] = low_bf16(words[i]);
+    x[2 * i + 1] = high_bf16(words[i]);
+  }
+}
+
+__device__ __forceinline__ float rounded(float x) { return bf16_float(float_bf16(x)); }
+
+// Rotates the eight elements from e on in place and rounds them to bf16.
+__device__ __forceinline__ void rotate_chunk(const uint16_t* kv, int e,
+                                             const float2 (&rotation)[TABLE_PAIRS],
+                                             float (&x)[CHUNK]) {
+  if (e + CHUNK <= ROPE_START) return;
+  if constexpr (WHOLE_LANES && ROPE_ADJACENT) {
+    int pair = (e - ROPE_START) / 2;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 2; i++) {
+      float x0 = x[2 * i], x1 = x[2 * i + 1];
+      x[2 * i] = rounded(rotated_first(x0, x1, rotation[pair + i]));
+      x[2 * i + 1] = rounded(rotated_second(x0, x1, rotation[pair + i]));
+    }
+  } else if constexpr (WHOLE_LANES) {
+    bool is_first = e < ROPE_START + NUM_PAIRS;
+    int pair = e - ROPE_START - (is_first ? 0 : NUM_PAIRS);
+    float other[CHUNK];
+    unpack_chunk(__ldg((const uint4*)(kv + (is_first ? e + NUM_PAIRS : e - NUM_PAIRS))), other);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++)
+      x[i] = rounded(is_first ? rotated_first(x[i], other[i], rotation[pair + i])
+                              : rotated_second(other[i], x[i], rotation[pair + i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++)
+      if (e + i >= ROPE_START) x[i] = rounded(rotated_element(kv, e + i, rotation));
+  }
+}
+
+// bf16 records whose head_dim is no multiple of 8: one lane an element.
+__device__ __forceinline__ void store_elements(const uint16_t* kv,
+                                               const float2 (&rotation)[TABLE_PAIRS],
+                                               RecordPlace to, int lane) {
+#pragma unroll 1
+  for (int e = lane; e < HEAD_DIM; e += 32) {
+    uint16_t bits = __ldg(kv + e);
+    if (e >= ROPE_START) bits = float_bf16(rotated_element(kv, e, rotation));
+    if constexpr (STORE_BYTES >= 2) {
+      *(uint16_t*)(to.values + 2 * e) = bits;
+    } else {
+      to.values[2 * e] = (uint8_t)bits;
+      to.values[2 * e + 1] = (uint8_t)(bits >> 8);
+    }
+  }
+}
+
+// kv: bf16 [HEAD_DIM] at a multiple of 16 bytes where HEAD_DIM % 8 == 0; table may be null where
+// ROPE_DIMS is 0. All 32 lanes of the warp take part.
+__device__ __forceinline__ void encode_record(const uint16_t* kv, const double2* table,
+                                              int32_t position, float amax_floor,
+                                              float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
+                                              int lane) {
+  if constexpr (LANE_DIMS != CHUNK) {
+    if constexpr (ROPE_DIMS > 0) prepare_rotation(table, position, lane, rotation);
+    store_elements(kv, rotation, to, lane);
+  } else {
+    uint4 raw[ROUNDS];
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+      int chunk = r * 32 + lane;
+      raw[r] = make_uint4(0, 0, 0, 0);
+      if (chunk < LANES) raw[r] = __ldg((const uint4*)kv + chunk);
+    }
+    if constexpr (ROPE_DIMS > 0) prepare_rotation(table, position, lane, rotation);
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+      int chunk = r * 32 + lane;
+      bool inside = chunk < LANES;
+      float x[CHUNK];
+      unpack_chunk(raw[r], x);
+      if constexpr (ROPE_DIMS > 0) {
+        if (inside) rotate_chunk(kv, chunk * CHUNK, rotation, x);
+      }
+      if constexpr (RECORD_MXFP8) {
+        uint32_t words[2];
+        uint32_t code = encode_chunk<SCALE_CEIL>(x, __float_as_uint(amax_floor), words);
+        if (!inside) continue;
+        store_words<(STORE_BYTES < 8 ? STORE_BYTES : 8)>(to.values + chunk * CHUNK, words);
+        if (lane % BLOCK_LANES == 0) to.scales[chunk / BLOCK_LANES] = (uint8_t)code;
+      } else if (inside) {
+        uint32_t words[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
+        if (ROPE_DIMS > 0 && chunk * CHUNK + CHUNK > ROPE_START) {
+#pragma unroll
+          for (int i = 0; i < 4; i++)  // exact: rotated elements are bf16 already
+            words[i] = __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]), 0x7632);
+        }
+        store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, words);
+      }
+    }
+  }
+}

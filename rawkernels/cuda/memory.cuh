@@ -1,0 +1,47 @@
+// Global memory in pieces of 1 to 16 bytes, with hints for data that is touched once.
+#pragma once
+#include "common.cuh"
+
+// The unsigned type of BYTES bytes.
+template <int BYTES> struct UnitOf;
+template <> struct UnitOf<1> { typedef uint8_t type; };
+template <> struct UnitOf<2> { typedef uint16_t type; };
+template <> struct UnitOf<4> { typedef uint32_t type; };
+template <> struct UnitOf<8> { typedef uint2 type; };
+template <> struct UnitOf<16> { typedef uint4 type; };
+
+// Read once, by this kernel only, and not written by it: kept out of L1.
+__device__ __forceinline__ uint4 load_once(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint32_t load_once(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint2 load_once(const uint2* p) { return __ldg(p); }
+__device__ __forceinline__ uint16_t load_once(const uint16_t* p) { return __ldg(p); }
+__device__ __forceinline__ uint8_t load_once(const uint8_t* p) { return __ldg(p); }
+
+// Writes WORDS words to `to`, which is a multiple of BYTES, in pieces of BYTES.
+template <int BYTES, int WORDS>
+__device__ __forceinline__ void store_words(uint8_t* to, const uint32_t (&words)[WORDS]) {
+  static_assert(BYTES <= 4 * WORDS, "a piece is no larger than the data");
+  if constexpr (BYTES == 16) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i += 4)
+      *(uint4*)(to + 4 * i) = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+  } else if constexpr (BYTES == 8) {
+#pragma unroll
+    for (int i = 0; i < WORDS; i += 2) *(uint2*)(to + 4 * i) = make_uint2(words[i], words[i + 1]);
+  } else {
+    typedef typename UnitOf<BYTES>::type Unit;
+#pragma unroll
+    for (int i = 0; i < 4 * WORDS; i += BYTES)
+      *(Unit*)(to + i) = (Unit)(words[i / 4] >> (8 * (i % 4)));
+  }
+}

@@ -1,0 +1,119 @@
+"""Launcher of store_records.cu, and what it shares with load_history's."""
+
+from typing import Any
+
+from ...layouts.sizes import div_ceil, div_exact
+from ...layouts.slots import SlotLayout
+from ..checks import check_store_records
+from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
+from ..device.module import check_current_device, device_pointer, get_kernel
+from ..ring_access import RingAccess
+from .widths import piece_bytes
+
+THREADS = 256
+TARGET_UNITS = 4 * THREADS  # pieces of a thread block
+
+PARAMS = ParamsStruct(
+    "StoreRecordsParams",
+    (
+        ("records", "const uint8_t*"),
+        ("state_ids", "const int32_t*"),
+        ("positions", "const int32_t*"),
+        ("slab", "uint8_t*"),
+        ("num_tokens", "int64_t"),
+        ("slot_bytes", "int64_t"),
+        ("value_offset", "int64_t"),
+        ("value_stride", "int64_t"),
+        ("scale_offset", "int64_t"),
+        ("scale_stride", "int64_t"),
+        ("ring_len", "int32_t"),
+        ("num_state_slots", "int32_t"),
+    ),
+    docs=(
+        ("records", "[num_tokens, RECORD_UNITS * UNIT_BYTES]"),
+        ("state_ids", "[num_tokens]; -1 is padding"),
+        ("positions", "[num_tokens]"),
+        ("slab", "[num_state_slots * slot_bytes]"),
+        ("value_offset", "bytes from the slot's start to the ring's first values"),
+    ),
+)
+
+
+def copy_macros(unit_bytes: int, value_bytes: int, record_bytes: int) -> MacroItems:
+    """Macros of the copying kernels: pieces of a record, and records of a thread block."""
+    record_units = div_exact(record_bytes, unit_bytes)
+    return macro_set(
+        UNIT_BYTES=unit_bytes,
+        VALUE_UNITS=div_exact(value_bytes, unit_bytes),
+        RECORD_UNITS=record_units,
+        LAUNCH_BLOCK_TOKENS=block_records(record_units),
+    )
+
+
+def block_records(record_units: int) -> int:
+    """Records that a thread block copies: about TARGET_UNITS pieces, at least one record."""
+    return max(TARGET_UNITS // record_units, 1)  # rounded down: whole records
+
+
+def ring_copy_macros(ring: RingAccess, slab: Any, buffer: Any) -> MacroItems:
+    """Macros to copy whole records of `buffer` to or from a ring of `slab`."""
+    record_bytes = ring.format.record_bytes
+    sides = (device_pointer(slab), device_pointer(buffer), record_bytes, ring.slot_bytes)
+    if ring.scale_offset == ring.value_offset + ring.value_bytes and (
+        ring.value_stride == record_bytes
+    ):  # whole in the ring too: one run of bytes
+        return copy_macros(piece_bytes(*sides, ring.value_offset), record_bytes, record_bytes)
+    planes = (ring.value_offset, ring.value_stride, ring.value_bytes)
+    unit = piece_bytes(*sides, *planes, ring.scale_offset, ring.scale_stride)
+    return copy_macros(unit, ring.value_bytes, record_bytes)
+
+
+COPY_BUILDS = (
+    copy_macros(16, 528, 528),  # V4.1, interleaved
+    copy_macros(16, 512, 528),  # V4.1, planar
+    copy_macros(16, 1024, 1024),  # bf16
+    copy_macros(2, 66, 66),  # small records of head_dim 64
+    copy_macros(1, 32, 33),  # head_dim 32, planar
+)
+STORE = KernelSource("store_records", PARAMS, macro_sets=COPY_BUILDS)
+KERNELS = (STORE,)
+
+
+def store_records(
+    slab: Any,
+    layout: SlotLayout,
+    layer: int,
+    records: Any,
+    state_ids: Any,
+    positions: Any,
+    *,
+    kind: str = "swa",
+    stream: Any = None,
+) -> None:
+    """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T].
+
+    Tokens whose state_id names no slot are skipped: a GPU cannot raise for a value.
+    """
+    ring, num_slots = check_store_records(slab, layout, layer, records, state_ids, positions, kind)
+    check_current_device("store_records", slab)
+
+    num_tokens = records.shape[0]
+    macros = ring_copy_macros(ring, slab, records)
+    grid = (div_ceil(num_tokens, dict(macros)["LAUNCH_BLOCK_TOKENS"]),)
+
+    params = PARAMS.pack(
+        records=device_pointer(records),
+        state_ids=device_pointer(state_ids),
+        positions=device_pointer(positions),
+        slab=device_pointer(slab),
+        num_tokens=num_tokens,
+        slot_bytes=ring.slot_bytes,
+        value_offset=ring.value_offset,
+        value_stride=ring.value_stride,
+        scale_offset=ring.scale_offset,
+        scale_stride=ring.scale_stride,
+        ring_len=ring.ring_len,
+        num_state_slots=num_slots,
+    )
+
+    get_kernel(STORE, macros).launch(grid, (THREADS,), params, stream)
