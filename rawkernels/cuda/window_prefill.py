@@ -1,0 +1,106 @@
+"""Launcher of window_prefill.cu."""
+
+from typing import Any
+
+from ...layouts.formats import RECORD_ALIGN, RecordFormat
+from ...layouts.plans import PrefillPlan
+from ...layouts.rope import Rope
+from ...layouts.sizes import div_ceil
+from ..checks import check_window_prefill
+from ..device.kernel_source import KernelSource, ParamsStruct
+from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from .attention_shapes import (
+    attention_macros,
+    check_head_dim,
+    check_output_bits,
+    choose_variant,
+    compiled_shapes,
+    head_tile,
+    num_threads,
+    scale_log2,
+    shared_of,
+)
+from .rope_tables import device_rope_table
+from .widths import piece_bytes
+
+PARAMS = ParamsStruct(
+    "WindowPrefillParams",
+    (
+        ("q", "const uint16_t*"),
+        ("records", "const uint8_t*"),
+        ("pivots", "const int32_t*"),
+        ("positions", "const int32_t*"),
+        ("sink", "const float*"),
+        ("rope_table", "const double2*"),
+        ("out", "uint16_t*"),
+        ("lse", "float*"),
+        ("num_records", "int64_t"),
+        ("num_q_heads", "int32_t"),
+        ("head_tiles", "int32_t"),
+        ("scale_log2", "float"),
+    ),
+    docs=(
+        ("q", "bf16 [num_tokens, num_q_heads, HEAD_DIM]"),
+        ("records", "[num_records, RECORD_BYTES]: history, then new tokens"),
+        ("pivots", "[num_tokens, 4]"),
+        ("positions", "[num_tokens]; read where ROPE_DIMS > 0"),
+        ("sink", "[num_q_heads], may be null"),
+        ("rope_table", "[table rows, ROPE_DIMS / 2] (cos, sin); null where ROPE_DIMS is 0"),
+        ("out", "bf16 [num_tokens, num_q_heads, HEAD_DIM]"),
+        ("lse", "[num_tokens, num_q_heads]"),
+        ("head_tiles", "div_ceil(num_q_heads, HEAD_TILE)"),
+        ("scale_log2", "softmax_scale * log2(e)"),
+    ),
+)
+WINDOW_PREFILL = KernelSource("window_prefill", PARAMS, compiled_shapes(planar=False))
+KERNELS = (WINDOW_PREFILL,)
+SOURCES = {"portable": WINDOW_PREFILL}  # by variant
+
+
+def window_prefill(
+    q: Any,
+    records: Any,
+    plan: PrefillPlan,
+    record_format: RecordFormat,
+    out: Any,
+    lse: Any,
+    *,
+    softmax_scale: float,
+    sink: Any = None,
+    rope_out: Rope | None = None,
+    stream: Any = None,
+) -> None:
+    """q bf16 [T, H, D] against a joint buffer -> out bf16 [T, H, D], lse float32 [T, H]."""
+    op = "window_prefill"
+    options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
+    check_window_prefill(q, records, plan, record_format, out, lse, **options)
+    check_head_dim(op, record_format)
+    check_output_bits(op, out)
+    check_current_device(op, q)
+    for name, array in (("q", q), ("out", out)):
+        check_alignment(op, name, array, RECORD_ALIGN)
+    check_alignment(op, "records", records, piece_bytes(record_format.record_bytes))
+
+    tokens, num_q_heads = q.shape[:2]
+    tile = head_tile(num_q_heads)
+    tiles = div_ceil(num_q_heads, tile)
+
+    macros = attention_macros(record_format, num_q_heads, rope_out)
+    params = PARAMS.pack(
+        q=device_pointer(q),
+        records=device_pointer(records),
+        pivots=device_pointer(plan.pivots),
+        positions=device_pointer(plan.positions),
+        sink=device_pointer(sink),
+        rope_table=0 if rope_out is None else device_pointer(device_rope_table(rope_out)),
+        out=device_pointer(out),
+        lse=device_pointer(lse),
+        num_records=records.shape[0],
+        num_q_heads=num_q_heads,
+        head_tiles=tiles,
+        scale_log2=scale_log2(softmax_scale),
+    )
+
+    source = SOURCES[choose_variant(q.device.id, record_format, num_q_heads)]
+    kernel = get_kernel(source, macros, shared_of(macros))
+    kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)
