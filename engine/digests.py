@@ -23,13 +23,15 @@ class DigestLog:
 
     device   uint64 [capacity]; the first `used` of them hold steps that were not read yet
     sums     uint64 [num_requests]
-    counted  int64 [num_requests]    positions of each request that are in its sum
+    lengths  int64 [num_requests]    positions of each request that count
+    counted  int64 [num_requests]    of these, the ones that are in its sum
     spans    of each unread step: (request, log start, log end, position) of its kept tokens
     """
 
     memory: Memory
     device: Any
     sums: np.ndarray
+    lengths: np.ndarray
     counted: np.ndarray
     used: int = 0
     spans: list[np.ndarray] = field(default_factory=list)
@@ -44,7 +46,7 @@ class DigestLog:
         """Notes which tokens of the step count: the first kept[i] of sequence i, which is request
         requests[i]; those that counted before are skipped."""
         starts = (batch.seqlens_k - batch.seqlens_q).astype(np.int64)
-        ends = starts + kept
+        ends = np.minimum(starts + kept, self.lengths[requests])
         first = np.maximum(starts, self.counted[requests])
         log = self.used + batch.cu_seqlens_q[:-1].astype(np.int64) - starts
         span = np.stack([requests, log + first, log + ends, first], axis=1)
@@ -74,12 +76,14 @@ class DigestLog:
         return f"{int(self.sums[request]):016x}"
 
 
-def open_digests(device: Any, num_requests: int, memory: Memory) -> DigestLog:
+def open_digests(device: Any, lengths: list[int], memory: Memory) -> DigestLog:
+    """A log for requests of which so many positions count."""
     log = DigestLog(
         memory,
         device,
-        np.zeros(num_requests, np.uint64),
-        np.zeros(num_requests, np.int64),
+        np.zeros(len(lengths), np.uint64),
+        np.array(lengths, np.int64),
+        np.zeros(len(lengths), np.int64),
     )
     log.flush()
     return log

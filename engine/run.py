@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class RunRequest:
 
     @property
     def computed_len(self) -> int:
-        """Positions that are computed: the last generated token is never fed back."""
+        """Positions that every schedule computes. The last generated token is not among them: it is
+        fed back only where it was a draft."""
         return self.prompt_len + max(self.max_new_tokens - 1, 0)
 
 
@@ -183,7 +184,8 @@ def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState
     ids = [request.id for request in requests]
     lengths = [request.computed_len for request in requests]
     source = open_source(cfg, engine.tools.ops, memory, engine.tools.stream)
-    source.check_lengths(ids, lengths)
+    last_drafts = [cfg.tokens_per_step > 1 and request.max_new_tokens > 1 for request in requests]
+    source.check_lengths(ids, [sum(pair) for pair in zip(lengths, last_drafts, strict=True)])
     samples = choose_samples(cfg, ids, lengths) if verify else []
     return RunState(
         engine=engine,
@@ -192,7 +194,7 @@ def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState
         keys=np.array([request_key(request_id) for request_id in ids], np.uint64),
         rules=TokenRules(cfg.run.seed, cfg.vocab_size, cfg.run.accept_rate, cfg.tokens_per_step),
         source=source,
-        digests=open_digests(engine.run_buffers().digests, len(requests), memory),
+        digests=open_digests(engine.run_buffers().digests, lengths, memory),
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
         capture=open_capture(samples, cfg, memory),
         kind_steps={"prefill": 0, "decode": 0},
@@ -226,10 +228,10 @@ def _loop(
 
 
 def _submit_some(state: RunState) -> None:
-    """Keeps enough requests waiting that a freed slot is taken at once, and makes no prompt long
-    before it is needed."""
-    scheduler = state.engine.scheduler
-    while state.next_to_submit < len(state.requests) and scheduler.num_waiting < 2:
+    """Keeps as many requests waiting as one batch can admit, so that the schedule is as if all had
+    been submitted, and no prompt is made long before it is needed."""
+    scheduler, most = state.engine.scheduler, state.engine.cfg.engine.max_prefill_seqs
+    while state.next_to_submit < len(state.requests) and scheduler.num_waiting < most:
         request = state.requests[state.next_to_submit]
         state.engine.submit(
             Request(request.id, request.prompt(), request.max_new_tokens, request.arrival_s)
@@ -311,7 +313,7 @@ def _report(state: RunState, interrupted: bool) -> dict:
         "throughput": stats.throughput(),
         "latency": stats.latency(),
         "batches": stats.batches(),
-        "scheduler": dict(engine.scheduler.counters),
+        "scheduler": asdict(engine.scheduler.counters),
         "kernels": engine.tools.watch.times(),
         "verify": dict(NOT_VERIFIED),
         "prefix": {"prompt_blocks": blocks, "hit_blocks": 0},

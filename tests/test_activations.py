@@ -120,13 +120,13 @@ def test_arrays_that_do_not_fit_are_refused_by_name(tmp_path, change, says):
 def test_files_that_are_not_whole_are_refused(tmp_path):
     path = save(tmp_path, recorded())
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ActivationError, match="not a whole .npz"):
+    with pytest.raises(ActivationError, match=r"not a whole \.npz"):
         open_tiny(path)
     with pytest.raises(ActivationError, match="cannot be read"):
         open_tiny(tmp_path / "absent.npz")
     one = tmp_path / "one.npy"
     np.save(one, np.zeros(3))
-    with pytest.raises(ActivationError, match="is one .npy array"):
+    with pytest.raises(ActivationError, match=r"is one \.npy array"):
         open_tiny(one)
     folder = tmp_path / "folder"
     folder.mkdir()
