@@ -23,6 +23,13 @@ AMAX_FLOORS = (0.0, 1e-4)  # OCP MX v1.0's and DeepSeek's
 
 def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
     """The configuration of a bound file, or None where a fault was added to `binder`."""
+    model = file.model
+    if model.num_q_heads % model.num_kv_heads != 0:
+        binder.fault(
+            "model.num_q_heads",
+            model.num_q_heads,
+            f"a multiple of num_kv_heads {model.num_kv_heads}",
+        )
     for name in ("record_formats", "layer_groups"):
         if not getattr(file, name):
             binder.fault(name, "a list of 0", "one or more")
@@ -90,6 +97,7 @@ def check_format(section: FormatSection, file: ConfigFile, binder: Binder, path:
             binder.fault(f"{path}.{name}", stated, f"the model's {name} {model}")
     if section.latent and section.num_kv_heads != 1:
         binder.fault(f"{path}.num_kv_heads", section.num_kv_heads, "1 for a latent record")
+        return
     rest = section.head_dim % MX_BLOCK
     if mx and rest != 0:
         binder.fault(

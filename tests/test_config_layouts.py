@@ -158,3 +158,14 @@ def test_sections_of_another_kind(section, value):
     ConfigError, never another exception."""
     lines = faults_of("quickstart", (f"{section}={value}",))
     assert all(line.startswith(f"--set {section}={value}: {section}") for line in lines)
+
+
+def test_b01_heads_of_model_and_record(tmp_path):
+    """B01: 8 query heads are no multiple of 3 KV heads; a record states the model's KV heads, and a
+    latent one has one."""
+    lines = faults_of(edited(tmp_path, ("num_kv_heads: 1", "num_kv_heads: 3")))
+    assert len(lines) == 2
+    assert "model.num_q_heads: got 8, expected a multiple of num_kv_heads 3" in lines[0]
+    assert "record_formats[0].num_kv_heads: got 1, expected the model's num_kv_heads 3" in lines[1]
+    path = edited(tmp_path, ("    num_kv_heads: 1", "    num_kv_heads: 2"))
+    assert "expected 1 for a latent record" in faults_of(path)[1]
