@@ -29,7 +29,8 @@ def quantize_mxfp8(
     A block of zeros takes the scale of `amax_floor` (105 for 1e-4), or 0 where that is 0; -0 stays.
     """
     check_quantize_mxfp8(x, values, scales, scale_rounding, amax_floor)
-    numbers = values_of(x).astype(np.float64)  # [n, D]
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        numbers = values_of(x).astype(np.float64)  # [n, D]
     for block in range(scales.shape[1]):
         columns = slice(block * MX_BLOCK, min((block + 1) * MX_BLOCK, x.shape[1]))
         part = numbers[:, columns]  # [n, 32], or fewer in the last block
