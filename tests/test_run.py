@@ -1,0 +1,274 @@
+"""Runs: verification, digests over schedules, traces and files, Ctrl-C, the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_runs import TINY, tiny
+
+import ringslab as rs
+from ringslab.engine.batches import build_batch
+from ringslab.engine.nvtx_ranges import Ranges
+from ringslab.engine.traces import TraceEntry
+from ringslab.engine.watch import SAMPLE_EVERY, SAMPLED_STEPS, Watch
+from ringslab.engine.workspace import engine_sizes, take_staging
+from ringslab.errors import ActivationError, ConfigError, RequestError, TraceError
+from ringslab.rawkernels.memory import load_memory
+from ringslab.tools.main import main
+
+TRACE = [TraceEntry(f"r{i}", 3 + 11 * i, (7, 0, 1, 20)[i], 0.0) for i in range(4)]
+MOONCAKE = '{"timestamp": %d, "input_length": %d, "output_length": 4, "hash_ids": [%d]}\n'
+
+
+def run(backend, *overrides, **options):
+    with rs.Engine(tiny(*overrides), backend) as engine:
+        return engine.run(options.pop("trace", TRACE), **options)
+
+
+def test_a_run_verifies_itself(backend):
+    """4 requests: outputs of 32 sampled tokens within the bound, and every key of the report."""
+    report = run(backend, verify=True)
+    assert report["verify"]["passed"] is True
+    assert report["verify"]["checked"] == 32
+    assert 0 < report["verify"]["worst_error"] <= report["verify"]["bound"]
+    assert report["requests"] == 4
+    assert report["prompt_tokens"] == 3 + 14 + 25 + 36
+    assert report["output_tokens"] == 28
+    assert report["slot_bytes"] == 9984
+    assert report["bytes_per_sequence"]["measured"] == report["bytes_per_sequence"]["formula"]
+    assert report["prefix"] == {"prompt_blocks": 4, "hit_blocks": 0}
+    assert report["backend"] == backend
+    assert report["schema_version"] == 1
+    assert report["interrupted"] is False
+    assert [item["output_tokens"] for item in report["completed"]] == [7, 0, 1, 20]
+    assert "window_decode" in report["kernels"]
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_stacked_run_verifies_the_whole_stack(backend):
+    """Outputs of layer l are inputs of layer l + 1; the reference computes the stack again."""
+    report = run(backend, "run.activations=stacked", verify=True)
+    assert report["verify"]["passed"] is True
+    assert report["verify"]["checked"] == 32
+
+
+@pytest.mark.parametrize("activations", ["seeded", "stacked"])
+def test_one_digest_whatever_the_schedule(backend, activations):
+    """Small budgets, few slots, all drafts right or wrong, whole prompts, preemptions, twice the
+    same: one digest. Another seed gives another."""
+    kind = f"run.activations={activations}"
+    wanted = run(backend, kind)["digest"]
+    for override in (
+        "engine.token_budget=7",
+        "engine.num_state_slots=1",
+        "run.accept_rate=0.0",
+        "run.accept_rate=1.0",
+        "engine.chunked_prefill=false",
+        "run.seed=1",
+    ):
+        assert run(backend, kind, override)["digest"] == wanted, override
+    steps = []
+
+    def preempt(engine, batch):
+        steps.append(batch)
+        victim = batch.request_ids[-1]
+        if len(steps) % 3 == 0 and engine.scheduler.state(victim) in ("prefill", "decode"):
+            engine.preempt(victim)
+
+    report = run(backend, kind, on_step=preempt)
+    assert report["digest"] == wanted
+    assert report["scheduler"]["preempted"] >= 3
+    assert run(backend, kind, "run.seed=2")["digest"] != wanted
+
+
+def test_verification_fails_where_the_rings_were_damaged(backend):
+    """After every step one byte of each record is flipped: the digest differs and --verify says
+    no. A verification that cannot fail proves nothing."""
+
+    def damage(engine, batch):
+        records = engine.slab[: 2 * 1472 * (engine.slab.shape[0] // (2 * 1472))]
+        records[5::132] ^= 0x55
+
+    good = run(backend)
+    bad = run(backend, verify=True, on_step=damage)
+    assert bad["verify"]["passed"] is False
+    assert bad["verify"]["worst_error"] is None or (
+        bad["verify"]["worst_error"] > bad["verify"]["bound"]
+    )
+    assert bad["digest"] != good["digest"]
+
+
+def test_aborted_requests_are_not_reported_as_done():
+    def abort(engine, batch):
+        if "r3" in batch.request_ids and batch.kind == "decode":
+            engine.abort("r3")
+
+    report = run("reference", on_step=abort)
+    assert [item["id"] for item in report["completed"]] == ["r0", "r1", "r2"]
+    assert report["scheduler"]["aborted"] == 1
+
+
+def test_recorded_activations_run_and_verify(tmp_path):
+    """Arrays recorded from the seeded source for 60 positions; a request of 61 is refused before
+    anything runs."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for layer in range(4):
+        for name, shape in ((f"q.{layer}", (60, 4, 128)), (f"kv.{layer}", (60, 128))):
+            values = rng.standard_normal(shape).astype(np.float32)
+            arrays[name] = (values.view(np.uint32) >> 16).astype(np.uint16)
+    path = tmp_path / "recorded.npz"
+    np.savez(path, **arrays)
+    source = ("run.activations=file", f"run.activations_path={path}")
+    report = run("reference", *source, verify=True)
+    assert report["verify"]["passed"] is True
+    assert report["activations"] == "file"
+    with pytest.raises(ActivationError, match=r"'long' has 61 positions but 60 are recorded"):
+        run("reference", *source, trace=[TraceEntry("long", 61, 0, 0.0)])
+
+
+def test_prompts_and_ids_of_a_list_are_checked_before_the_run():
+    cfg = tiny()
+    with rs.Engine(cfg, "reference") as engine:
+        with pytest.raises(RequestError, match=r"max_seq_len=512; cut prompts"):
+            engine.run([TraceEntry("a", 510, 3, 0.0)])
+        with pytest.raises(RequestError, match="the same id"):
+            engine.run([TRACE[0], TRACE[0]])
+        with pytest.raises(TraceError, match="empty"):
+            engine.run([])
+        with pytest.raises(TraceError, match="str in the list"):
+            engine.run(["a"])
+        requests = [rs.Request("a", np.arange(5, dtype=np.int32), 3)]
+        assert engine.run(requests)["output_tokens"] == 3
+        assert engine.tokens("a")[:5].tolist() == [0, 1, 2, 3, 4]
+        engine.submit(requests[0])
+        with pytest.raises(RequestError, match="still has requests"):
+            engine.run(requests)
+    with pytest.raises(ConfigError, match="nothing to verify"):
+        run("reference", "run.verify_samples=0", verify=True)
+
+
+def test_a_batch_uploaded_in_one_copy_is_the_batch():
+    """The packed int32 buffer of a GPU engine, tried on host memory with the largest batches: every
+    plan array comes out as it went in, and the buffer's stated size suffices."""
+    cfg = tiny()
+    memory = load_memory("cpu")
+    staging = take_staging(engine_sizes(cfg).staging_bytes // 2, memory)
+    kinds = set()
+    with rs.Engine(cfg, "reference") as engine:
+        for i in range(4):
+            engine.submit(rs.Request(f"r{i}", np.arange(30 + i, dtype=np.int32), 20))
+        while (host := engine.scheduler.next_batch()) is not None:
+            plain = build_batch(cfg, host, staging, "cpu")
+            packed = build_batch(cfg, host, staging, "cuda")
+            kinds.add(host.kind)
+            pairs = [(plain.on_device, packed.on_device)]
+            pairs += [(plain.plans[key], packed.plans[key]) for key in plain.plans]
+            for a, b in pairs:
+                for name, value in vars(a).items():
+                    assert np.array_equal(getattr(b, name), value), name
+            drafts = np.full((host.num_seqs, 2), 5)
+            engine.scheduler.commit(host, np.zeros(host.num_seqs, int), [5] * host.num_seqs, drafts)
+    assert kinds == {"prefill", "decode"}
+
+
+def test_watch_costs_nothing_until_someone_looks():
+    """Off: one shared context. On: a range with layer and tokens, popped also after an error."""
+    calls = []
+    memory = load_memory("cpu")
+    off = Watch(Ranges(False, calls.append, calls.clear), memory)
+    assert off.op("ring_store", 3, 96) is off.op("window_decode", 4, 1)
+    on = Watch(Ranges(True, calls.append, lambda: calls.append("pop")), memory)
+    with pytest.raises(ZeroDivisionError), on.op("ring_store", 3, 96):
+        raise ZeroDivisionError
+    assert calls == ["ring_store layer=3 tokens=96", "pop"]
+    sampled = 0
+    for step in range(SAMPLED_STEPS * SAMPLE_EVERY * 2):
+        off.sample_step(step)
+        sampled += off.sampling
+    assert sampled == SAMPLED_STEPS
+
+
+def test_the_command_line_runs_a_trace_and_reports(tmp_path, capsys):
+    """Mooncake and Azure files: exit 0, a report file equal to --json, a last line that says what
+    was verified."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(MOONCAKE % (0, 20, 1) + MOONCAKE % (5, 30, 1))
+    report = tmp_path / "report.json"
+    command = ["run", str(TINY), "--backend", "reference", "--verify"]
+    assert main([*command, "--trace", str(trace), "--report", str(report)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("verify: passed, 32 outputs against float64")
+    assert json.loads(report.read_text())["requests"] == 2
+    azure = tmp_path / "trace.csv"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,17,4\n")
+    assert main([*command, "--trace", str(azure), "--json", "--set", "run.seed=3"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["seed"], printed["prompt_tokens"]) == (3, 17)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--trace", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (["--set", "run.sed=3"], "run.sed"),
+        (["--set", "engine.num_state_slots=1000000"], "slab of"),
+        (["--set", "engine.num_state_slots=0"], "num_state_slots"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments, says, capsys, tmp_path, monkeypatch):
+    """Bad input ends with status 2 and one message, and leaves no report."""
+    monkeypatch.chdir(tmp_path)
+    if says == "slab of":
+        monkeypatch.setattr("ringslab.rawkernels.memory.host_bytes", lambda: (10**9, 10**9))
+    command = ["run", str(TINY), "--backend", "cpu", "--report", "report.json", *arguments]
+    assert main(command) == 2
+    assert says in capsys.readouterr().err
+    assert not Path("report.json").exists()
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_what_was_done(tmp_path):
+    """SIGINT in the middle of 400 requests: status 130, a whole report that says so, and the
+    digests of what it calls completed are those of a run that nobody stopped."""
+    report_path = tmp_path / "report.json"
+    overrides = ("run.trace.num_requests=400", "run.trace.output_len=[30, 40]")
+    command = [sys.executable, "-m", "ringslab", "run", str(TINY), "--backend", "reference"]
+    command += ["--report", str(report_path), "--verify"]
+    for override in overrides:
+        command += ["--set", override]
+    site = str(Path(rs.__file__).parent.parent)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": site},
+    )
+    line = process.stderr.readline() + process.stderr.readline()
+    assert "backend reference" in line
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in out
+    report = json.loads(report_path.read_text())
+    assert report["interrupted"] is True
+    assert 0 < report["requests"] < 400
+    assert report["requests"] == len(report["completed"])
+    assert report["verify"]["passed"] is not False
+    ids = {item["id"] for item in report["completed"]}
+    with rs.Engine(tiny(*overrides), "reference") as engine:
+        from ringslab.engine.run import load_requests
+
+        first = [r for r in load_requests(engine.cfg, None) if r.id in ids][:5]
+        again = engine.run(
+            [TraceEntry(r.id, r.prompt_len, r.max_new_tokens, 0.0) for r in first]
+        )
+    found = {item["id"]: item["digest"] for item in report["completed"]}
+    assert all(found[item["id"]] == item["digest"] for item in again["completed"])
