@@ -146,7 +146,8 @@ __device__ __forceinline__ void encode_record(const uint16_t* kv, const double2*
         if (ROPE_DIMS > 0 && chunk * CHUNK + CHUNK > ROPE_START) {
 #pragma unroll
           for (int i = 0; i < 4; i++)  // exact: rotated elements are bf16 already
-            words[i] = __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]), 0x7632);
+            words[i] =
+                __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]), 0x7632);
         }
         store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, words);
       }

@@ -1,26 +1,20 @@
-"""Every CUDA kernel of the package, found by its file: `<op>.cu` and the KERNELS of `<op>.py`."""
+"""Every CUDA kernel of the package, found by its file: KERNELS of `<op>.py` beside `<op>.cu`."""
 
 from importlib import import_module, resources
 
-from ...layouts.errors import KernelBuildError
 from ..device.kernel_source import KernelSource
 
 
-def all_kernels() -> tuple[KernelSource, ...]:
-    """The kernels of every `.cu` file here, by file name. Needs no GPU and compiles nothing.
-
-    Raises KernelBuildError where a `.cu` file is named by no launcher, so none is forgotten.
-    """
+def find_kernels() -> tuple[tuple[KernelSource, ...], list[str]]:
+    """The kernels of every launcher beside a `.cu` file, by file name, and the `.cu` files that no
+    launcher has in its KERNELS (there should be none). Needs no GPU and compiles nothing."""
     package = __name__.removesuffix(".registry")
     names = sorted(entry.name for entry in resources.files(package).iterdir())
     files = [name for name in names if name.endswith(".cu")]
     kernels: list[KernelSource] = []
     for file in files:
         stem = file.removesuffix(".cu")
-        if f"{stem}.py" not in names:
-            raise KernelBuildError(f"{file} has no launcher {stem}.py with its KERNELS")
-        found = import_module(f"{package}.{stem}").KERNELS
-        if file not in {kernel.file_name for kernel in found}:
-            raise KernelBuildError(f"{stem}.py: KERNELS holds no kernel of {file}")
-        kernels += found
-    return tuple(kernels)
+        if f"{stem}.py" in names:
+            kernels += import_module(f"{package}.{stem}").KERNELS
+    known = {kernel.file_name for kernel in kernels}
+    return tuple(kernels), [file for file in files if file not in known]

@@ -160,14 +160,16 @@ def _read_trusted(path: Path) -> bytes | None:
         return None
     except OSError:
         return b""
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or not _is_trusted(status):
             return b""
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             return file.read()
-        except OSError:
-            return b""
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _encode_entry(key: str, made: Build) -> bytes:

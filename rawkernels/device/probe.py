@@ -1,5 +1,7 @@
 """What GPU is there, and why not. Nothing is asked of a driver before a function here is called."""
 
+from functools import cache
+
 from ...layouts.errors import BackendError
 
 LEAST_CAPABILITY = 80  # cp.async, bf16 mma.sync: what the portable kernels are written for
@@ -62,12 +64,17 @@ def arch_of(capability: int) -> str:
 
 
 def device_arch() -> str:
-    """Architecture of the current device, such as "sm_90a". Raises BackendError as
-    `require_gpu`."""
+    """Architecture of the current device, such as "sm_90a"; microseconds after the first call.
+    Raises BackendError as `require_gpu`."""
+    return _arch_of_device(current_device())
+
+
+@cache
+def _arch_of_device(device: int) -> str:
     require_gpu()
     import cupy
 
-    return arch_of(int(cupy.cuda.Device().compute_capability))
+    return arch_of(int(cupy.cuda.Device(device).compute_capability))
 
 
 def _dotted(capability: int) -> str:
