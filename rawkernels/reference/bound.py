@@ -75,7 +75,8 @@ def attention_bound(exact: np.ndarray, rounded: np.ndarray) -> float:
     """The largest error an output may have, from the exact output and the one with bf16 operands;
     0 where nothing is finite."""
     finite = np.isfinite(exact) & np.isfinite(rounded)
-    return 2.0 * _largest(exact - rounded, finite) + OUTPUT_RELATIVE * _largest(exact, finite)
+    rounding = _largest_difference(exact, rounded, finite)
+    return 2.0 * rounding + OUTPUT_RELATIVE * _largest(exact, finite)
 
 
 def compare(out: Any, lse: Any, expected: Expected) -> Comparison:
@@ -85,11 +86,10 @@ def compare(out: Any, lse: Any, expected: Expected) -> Comparison:
     values = np.asarray(values).astype(np.float64)
     finite, lse_finite = np.isfinite(expected.out), np.isfinite(expected.lse)
     same = _same_nonfinite(values, expected.out) and _same_nonfinite(lse, expected.lse)
-    lse_error = lse.astype(np.float64) - expected.lse if same else np.zeros(lse.shape)
     return Comparison(
-        worst_error=_largest(values - expected.out, finite),
+        worst_error=_largest_difference(values, expected.out, finite),
         bound=attention_bound(expected.out, expected.rounded),
-        lse_error=_largest(lse_error, lse_finite),
+        lse_error=_largest_difference(lse, expected.lse, lse_finite),
         lse_bound=LSE_RELATIVE * max(1.0, _largest(expected.lse, lse_finite)),
         same_nonfinite=same,
     )
@@ -109,5 +109,11 @@ def _same_nonfinite(found: np.ndarray, wanted: np.ndarray) -> bool:
 
 def _largest(x: np.ndarray, where: np.ndarray) -> float:
     """max|x| over the places in `where`, 0 if there are none."""
+    return float(np.abs(x[where]).max(initial=0.0))
+
+
+def _largest_difference(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> float:
+    """max|a - b| in float64 over the places in `where`; inf where only one of them is finite."""
     with np.errstate(invalid="ignore"):
-        return float(np.abs(x).max(where=where, initial=0.0))
+        difference = np.abs(a[where].astype(np.float64) - b[where].astype(np.float64))
+    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
