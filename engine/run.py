@@ -18,6 +18,7 @@ import numpy as np
 from ..layouts.config import Config
 from ..layouts.errors import ConfigError, RequestError, TraceError
 from ..layouts.sizes import div_ceil
+from ..rawkernels.device.progress import progress_to
 from ..schedules.batch import Batch, Request
 from .activations import ActivationSource, open_source
 from .digests import DigestLog, combine, open_digests
@@ -62,8 +63,9 @@ class RunState:
     digests: DigestLog
     stats: RunStats
     capture: Capture
+    counters_before: dict[str, int]  # the scheduler's, at the start
+    kind_steps: dict[str, int]
     next_to_submit: int = 0
-    kind_steps: dict[str, int] | None = None
 
 
 def run_trace(
@@ -100,7 +102,8 @@ def run_trace(
         shown = QUIET if progress is None else progress(len(requests))
         with _interrupts() as interrupted:
             try:
-                _loop(state, interrupted, shown, on_step)
+                with progress_to(shown.say):  # kernel builds say so
+                    _loop(state, interrupted, shown, on_step)
             finally:
                 shown.stop()
             state.stats.settle()
@@ -187,6 +190,7 @@ def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState
     last_drafts = [cfg.tokens_per_step > 1 and request.max_new_tokens > 1 for request in requests]
     source.check_lengths(ids, [sum(pair) for pair in zip(lengths, last_drafts, strict=True)])
     samples = choose_samples(cfg, ids, lengths) if verify else []
+    engine.tools.watch.pairs.clear()
     return RunState(
         engine=engine,
         requests=requests,
@@ -197,6 +201,7 @@ def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState
         digests=open_digests(engine.run_buffers().digests, lengths, memory),
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
         capture=open_capture(samples, cfg, memory),
+        counters_before=asdict(engine.scheduler.counters),
         kind_steps={"prefill": 0, "decode": 0},
     )
 
@@ -297,6 +302,7 @@ def _report(state: RunState, interrupted: bool) -> dict:
     done = [(state.requests[row], row) for row in stats.finished().tolist()]
     blocks = sum(div_ceil(r.prompt_len, HASH_BLOCK_TOKENS) for r in state.requests)
     digests = {request.id: state.digests.of(row) for request, row in done}
+    counters = asdict(engine.scheduler.counters)
     return {
         **report_head(cfg, engine.backend, cfg.slot_layout),
         "interrupted": interrupted,
@@ -313,7 +319,7 @@ def _report(state: RunState, interrupted: bool) -> dict:
         "throughput": stats.throughput(),
         "latency": stats.latency(),
         "batches": stats.batches(),
-        "scheduler": asdict(engine.scheduler.counters),
+        "scheduler": {key: n - state.counters_before[key] for key, n in counters.items()},
         "kernels": engine.tools.watch.times(),
         "verify": dict(NOT_VERIFIED),
         "prefix": {"prompt_blocks": blocks, "hit_blocks": 0},

@@ -137,6 +137,44 @@ def test_slab_bytes_are_those_of_the_reference(fast_backend):
     assert np.array_equal(slabs["reference"], slabs[fast_backend])
 
 
+def test_a_nan_stays_in_its_sequence_and_leaves_with_the_window(backend):
+    """kv of "a" is NaN at position 5: "b" in the same batches keeps its bits, "a" is NaN where it
+    sees position 5 (5..12, window 8) and has its own bits again from 13 on."""
+
+    def outputs(poisoned):
+        found = {}
+        story = Story()
+        with engine_of(backend) as engine:
+            for request_id in ("a", "b"):
+                engine.submit(rs.Request(request_id, story.prompt(request_id, 12), 8))
+            while (batch := engine.next_batch()) is not None:
+                owner = np.repeat(np.arange(batch.num_seqs), batch.seqlens_q)
+                for layer in range(4):
+                    q, kv = activations(engine.cfg, layer, batch.token_ids, batch.positions)
+                    for token, position in enumerate(batch.positions.tolist()):
+                        id = batch.request_ids[owner[token]]
+                        if poisoned and id == "a" and position == 5:
+                            kv[token] = 0x7FC0
+                    out = to_host(engine.attend(layer, batch, q, kv)).view(np.uint16)
+                    for token, position in enumerate(batch.positions.tolist()):
+                        id = batch.request_ids[owner[token]]
+                        found[id, layer, position] = out[token].copy()
+                after = [
+                    story.token(id, int(end))
+                    for id, end in zip(batch.request_ids, batch.seqlens_k, strict=True)
+                ]
+                engine.commit(batch, np.zeros(batch.num_seqs, np.int32), after)
+        return found
+
+    clean, mixed = outputs(False), outputs(True)
+    assert clean.keys() == mixed.keys()
+    for (id, layer, position), rows in mixed.items():
+        if id == "a" and 5 <= position <= 12:
+            assert ((rows & 0x7FFF) > 0x7F80).all(), (layer, position)
+        else:
+            assert np.array_equal(rows, clean[id, layer, position]), (id, layer, position)
+
+
 def test_own_outputs_and_lse_are_filled(backend):
     """`out` and `lse` of the caller are filled and returned; without them the bits are the same."""
     cfg = tiny()
@@ -277,7 +315,8 @@ def test_requests_that_cannot_run_are_refused_at_submit():
 
 def test_a_slab_that_is_too_large_names_both_numbers():
     """10^12 slots of 9,984 B: refused with the bytes needed and the bytes free, nothing taken."""
-    with pytest.raises(DeviceMemoryError, match=r"needs 9,984,000,000,000,000 bytes but [\d,]+ are"):
+    needed = r"needs 9,984,000,000,000,000 bytes but [\d,]+ are free"
+    with pytest.raises(DeviceMemoryError, match=needed):
         rs.Engine(tiny(), "cpu", num_state_slots=10**12)
     with pytest.raises(ArgumentError, match="num_state_slots=0"):
         rs.Engine(tiny(), "cpu", num_state_slots=0)

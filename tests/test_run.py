@@ -104,6 +104,14 @@ def test_verification_fails_where_the_rings_were_damaged(backend):
     assert bad["digest"] != good["digest"]
 
 
+def test_a_second_run_counts_from_zero():
+    with rs.Engine(tiny(), "reference") as engine:
+        first, second = engine.run(TRACE), engine.run(TRACE)
+    assert first["digest"] == second["digest"]
+    assert first["scheduler"] == second["scheduler"]
+    assert first["kernels"].keys() == second["kernels"].keys()
+
+
 def test_aborted_requests_are_not_reported_as_done():
     def abort(engine, batch):
         if "r3" in batch.request_ids and batch.kind == "decode":

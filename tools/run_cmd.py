@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     sizes = engine_sizes(cfg)
     _say(f"{cfg.name}: takes {sizes.describe()}")
     with Engine(cfg, args.backend, device=args.device, check_finite=args.check_finite) as engine:
-        _say(f"backend {engine.backend} on {engine.memory.place}")
+        hint = "; kernels compile at first use" if engine.backend == "cpu" else ""
+        _say(f"backend {engine.backend} on {engine.memory.place}{hint}")
         report = engine.run(
             args.trace, verify=args.verify, report_path=args.report, progress=open_progress
         )

@@ -1,29 +1,47 @@
 """A GPU's memory, copies and events through CuPy, as `rawkernels/memory.py` describes them."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
 
 from ...layouts.errors import DeviceMemoryError
 from ..memory import Memory, refuse_too_large
+from .probe import gpu_problem
+from .streams import cupy_stream
+
+
+def device_problem(device: int) -> str | None:
+    """Why GPU `device` cannot run our kernels, in a sentence, or None if it can."""
+    problem = gpu_problem()
+    if problem is not None:
+        return problem
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    if device >= count:
+        return f"device={device} but there are {count}, counted from 0"
+    with cupy.cuda.Device(device):
+        return gpu_problem()
 
 
 def load_device_memory(device: int, stream: Any) -> Memory:
-    """The memory functions of GPU `device`. `stream` is a CuPy stream, or None for whichever is
-    current at each call."""
+    """The memory functions of GPU `device`. `stream` is a stream as `cupy_stream` takes it, or None
+    for whichever is current at each call."""
     import cupy
     import cupyx
 
+    stream = None if stream is None else cupy_stream(stream)
     place = f"cuda:{device}"
 
-    @contextmanager
     def scope():
-        with ExitStack() as stack:
-            stack.enter_context(cupy.cuda.Device(device))
-            if stream is not None:
-                stack.enter_context(stream)
-            yield
+        if stream is None and cupy.cuda.runtime.getDevice() == device:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(cupy.cuda.Device(device))
+        if stream is not None:
+            stack.enter_context(stream)
+        return stack
 
     def free_bytes() -> tuple[int, int]:
         with cupy.cuda.Device(device):
