@@ -215,8 +215,7 @@ class Scheduler:
             finished,
         )
         self._in_flight = None
-        for i in np.flatnonzero(live).tolist():
-            self._advance(flight.batch, i, bool(due[i]), results)
+        self._advance(flight.batch, live, due, results)
 
     def tokens(self, id: str) -> np.ndarray:
         """Prompt and generated tokens so far, int32 [n]; a copy. Raises RequestError."""
@@ -299,27 +298,30 @@ class Scheduler:
             )
         return flight
 
-    def _advance(self, batch: HostBatch, i: int, due: bool, results: StepResults) -> None:
-        """Move sequence i of a batch on by what was computed and decided."""
-        table, row = self._table, int(batch.slots[i])
-        kept = int(results.accepted[i])
-        if batch.kind == "prefill":
-            table.num_computed[row] = batch.seqlens_k[i]
-            new = results.next_tokens[i : i + 1]
-        else:
-            table.num_computed[row] += kept + 1
-            new = np.append(table.drafts[row, :kept], results.next_tokens[i])
-            self.counters.drafts_accepted += kept
-        if due:
-            new = new[: table.max_tokens[row] - table.num_tokens[row]]
-            table.append(row, new)
-            self.counters.output_tokens += new.shape[0]
-        full = bool(batch.is_last_chunk[i]) and table.num_tokens[row] == table.max_tokens[row]
-        if full or results.finished[i]:
+    def _advance(
+        self, batch: HostBatch, live: np.ndarray, due: np.ndarray, results: StepResults
+    ) -> None:
+        """Move the live sequences of a batch on by what was computed and decided; live and due are
+        bool [num_seqs]."""
+        table, kept = self._table, results.accepted[live]
+        rows, due = batch.slots[live], due[live]
+        table.num_computed[rows] = batch.seqlens_k[live] - batch.num_drafts[live] + kept
+        # The kept drafts, then the next token; cut where the request's tokens end.
+        new = np.concatenate([table.drafts[rows], np.zeros((rows.shape[0], 1), np.int32)], axis=1)
+        new[np.arange(rows.shape[0]), kept] = results.next_tokens[live]
+        room = table.max_tokens[rows] - table.num_tokens[rows]
+        count = np.where(due, np.minimum(kept + 1, room), 0)
+        table.append(rows, new, count)
+        self.counters.drafts_accepted += int(kept.sum())
+        self.counters.output_tokens += int(count.sum())
+
+        full = batch.is_last_chunk[live] & (table.num_tokens[rows] == table.max_tokens[rows])
+        ends = full | results.finished[live]
+        goes_on = due & ~ends
+        going = rows[goes_on]
+        table.turn[going[table.phase[going] == PREFILL]] = batch.step
+        table.phase[going] = DECODE
+        table.drafts[going] = results.drafts[live][goes_on]
+        table.num_drafts[going] = results.num_drafts[live][goes_on]
+        for row in rows[ends].tolist():
             self._end(row, "finished")
-        elif due:
-            if table.phase[row] == PREFILL:
-                table.phase[row] = DECODE
-                table.turn[row] = batch.step
-            table.drafts[row] = results.drafts[i]
-            table.num_drafts[row] = results.num_drafts[i]

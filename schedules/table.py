@@ -67,19 +67,27 @@ class SequenceTable:
         self.ids[row] = self.tokens[row] = None
         self.free_rows.append(row)
 
-    def append(self, row: int, new: np.ndarray) -> None:
-        """More known tokens; the buffer doubles, up to what the request may reach."""
-        old = int(self.num_tokens[row])
-        count = old + new.shape[0]
-        assert count <= self.max_tokens[row]
-        if count > self.tokens[row].shape[0]:
-            size = min(max(2 * old, count), int(self.max_tokens[row]))
-            grown = np.empty(size, np.int32)
-            grown[:old] = self.tokens[row][:old]
-            self.tokens[row] = grown
-        self.tokens[row][old:count] = new
-        self.num_tokens[row] = count
-        self.last_token[row] = new[-1]
+    def append(self, rows: np.ndarray, new: np.ndarray, count: np.ndarray) -> None:
+        """The first count[i] tokens of new[i] become known in rows[i]. A buffer doubles when it is
+        full, up to what the request may reach."""
+        old = self.num_tokens[rows]
+        end = old + count
+        assert (end <= self.max_tokens[rows]).all()
+        for row, begin, stop, line in zip(
+            rows.tolist(), old.tolist(), end.tolist(), new, strict=True
+        ):
+            if stop > self.tokens[row].shape[0]:
+                self._lengthen(row, begin, stop)
+            self.tokens[row][begin:stop] = line[: stop - begin]
+        self.num_tokens[rows] = end
+        some = count > 0
+        self.last_token[rows[some]] = new[some, count[some] - 1]
+
+    def _lengthen(self, row: int, used: int, needed: int) -> None:
+        size = min(max(2 * used, needed), int(self.max_tokens[row]))
+        longer = np.empty(size, np.int32)
+        longer[:used] = self.tokens[row][:used]
+        self.tokens[row] = longer
 
     def known(self, row: int) -> np.ndarray:
         """Prompt and generated tokens, int32 [num_tokens]; a view."""

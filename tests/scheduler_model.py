@@ -297,3 +297,24 @@ class Watched:
             want = oracle(seq.prompt, seq.max_new_tokens, self.window, self.ends)
             got = seq.known[len(seq.prompt) :]
             assert got == (want if state == "finished" else want[: len(got)]), id
+
+
+def limits(**change):
+    base = {
+        "num_state_slots": 2,
+        "token_budget": 8,
+        "max_prefill_seqs": 4,
+        "max_decode_seqs": 4,
+        "tokens_per_step": 4,
+        "max_seq_len": 100,
+        "chunked_prefill": True,
+    }
+    return SchedulerLimits(**base | change)
+
+
+def watched(window=4, ends=False, **change):
+    return Watched(limits(**change), window, ends)
+
+
+def prompt(count, first=1):
+    return [(first * 7 + i * 5) % 23 for i in range(count)]
