@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..layouts.errors import ArgumentError
 from .arrays import BF16, as_array, backend_of, empty_like_backend
 from .operations import operation
 
@@ -26,6 +27,11 @@ def seeded_activations(
     if out is None:
         out = empty_like_backend((token_ids.shape[0], width), BF16, token_ids)
     target = as_array(out, "out")
+    if tuple(target.shape) != (token_ids.shape[0], width):
+        raise ArgumentError(
+            f"seeded_activations: out.shape={tuple(target.shape)} but T={token_ids.shape[0]} and "
+            f"width={width}"
+        )
     backend = backend_of(token_ids=token_ids, positions=positions, out=target)
     operation(backend, "seeded_activations")(
         seed, layer, token_ids, positions, target, stream=stream

@@ -17,6 +17,7 @@ from ringslab.rawkernels.reference.bound import (
 
 POISON = 0xFF
 SENTINEL = 0xA5
+MASK64 = 2**64 - 1
 GUARD_BYTES = 256  # on both sides; keeps the alignment of what is guarded
 
 
@@ -176,3 +177,11 @@ def check_prefill(backend, q, records, plan, fmt, **options):
     expected = expected_prefill(q, records, plan, fmt, **options)
     assert_within_bound(out, lse, expected, f"window_prefill on {backend}")
     return out, lse
+
+
+def splitmix64(z):
+    """The mixer in Python integers: what the backends' copies of it are compared with."""
+    z = (z + 0x9E3779B97F4A7C15) & MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+    return z ^ (z >> 31)

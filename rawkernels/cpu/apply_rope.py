@@ -8,7 +8,7 @@ from numba import prange
 from ...layouts.rope import Rope
 from ..checks import check_apply_rope
 from .codec import bf16_round, bf16_value
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 from .rotation import rope_arguments, rotate_vector
 
 
@@ -48,12 +48,14 @@ def apply_rope(
     if out is not x:
         bits[...] = x.view(np.uint16).reshape(-1)
     pairing, table = rope_arguments(rope)
-    _rotate_tokens(
+    launch(
+        _rotate_tokens,
+        x.shape[0] * x.shape[1] * rope.dims,
         bits,
         x.dtype != np.float32,
         x.shape[1],
         x.shape[2],
-        argument(positions),
+        positions,
         pairing,
         table,
         inverse,

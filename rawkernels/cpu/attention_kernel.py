@@ -11,9 +11,10 @@ from numba import prange
 from ...layouts.rope import Rope
 from ..arrays import bf16_bits
 from .codec import bf16_round, bf16_value
-from .kernels import argument, attention_function, kernel
+from .kernels import attention_function, kernel, launch
 from .rotation import NO_PAIRING, rope_arguments, rotate_vector
 
+ATTENTION_TURNS = 16  # products of a key and a query that take as long as one simple turn
 HEADS_PER_TILE = 4  # heads that share one load of a key; their sums stay in registers
 
 
@@ -134,13 +135,16 @@ def attend(
     pairing, table = rope_arguments(rope_out)
     # exp(-inf) = 0: no sink.
     logits = np.full(q.shape[1], -np.inf, np.float32) if sink is None else sink
-    _attend(
-        argument(bf16_bits(q, "q")),
+    work = int(ranges[:, 1::2].sum()) * q.shape[1] * q.shape[2]
+    launch(
+        _attend,
+        work // ATTENTION_TURNS,
+        bf16_bits(q, "q"),
         keys,
         ranges,
         np.float32(softmax_scale),
-        argument(logits),
-        argument(positions),
+        logits,
+        positions,
         pairing,
         table,
         bf16_bits(out, "out"),

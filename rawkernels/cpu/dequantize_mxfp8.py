@@ -10,7 +10,7 @@ from numba import prange
 from ...layouts.formats import MX_BLOCK
 from ..checks import check_dequantize_mxfp8
 from .codec import power_of_two
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 
 
 @cache
@@ -36,9 +36,11 @@ def dequantize_mxfp8(values: Any, scales: Any, out: Any, *, stream: Any = None) 
     check_dequantize_mxfp8(values, scales, out)
     if values.size == 0:
         return
-    _dequantize_rows(
-        argument(values.reshape(-1)),
-        argument(scales.reshape(-1)),
+    launch(
+        _dequantize_rows,
+        values.size,
+        values.reshape(-1),
+        scales.reshape(-1),
         values.shape[1],
         scales.shape[1],
         e4m3_values(),

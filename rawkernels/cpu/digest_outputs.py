@@ -8,7 +8,7 @@ from numba import prange
 from ..arrays import bf16_bits
 from ..checks import check_digest_outputs
 from .activation_hash import splitmix64
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 
 
 @kernel
@@ -27,4 +27,4 @@ def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) ->
     check_digest_outputs(out, digests)
     if out.size == 0:
         return
-    _add_digests(argument(bf16_bits(out, "out")), np.uint64(layer), digests)
+    launch(_add_digests, out.size, bf16_bits(out, "out"), np.uint64(layer), digests)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import get_num_threads, njit, set_num_threads
+
+SERIAL_WORK = 200_000  # turns of an inner loop, 50 to 200 us
 
 
 def device_function(function: Callable) -> Callable:
@@ -58,6 +60,24 @@ def _sources_digest() -> str:
     return digest.hexdigest()
 
 
+def launch(compiled: Callable, work: int, *arguments: Any) -> None:
+    """Run a kernel on `arguments`, NumPy arrays and numbers; `work` counts its inner loop's turns.
+
+    Little work stays on one core: waking the others costs more than it saves, and a great deal
+    more where they are busy with something else. The bits are the same.
+    """
+    arguments = tuple(_argument(x) if isinstance(x, np.ndarray) else x for x in arguments)
+    threads = get_num_threads()
+    if threads == 1 or work >= SERIAL_WORK:
+        compiled(*arguments)
+        return
+    set_num_threads(1)
+    try:
+        compiled(*arguments)
+    finally:
+        set_num_threads(threads)
+
+
 class _Memory:
     """The memory of an array, for NumPy to view again."""
 
@@ -67,7 +87,7 @@ class _Memory:
         self.owner = array
 
 
-def argument(array: np.ndarray) -> np.ndarray:
+def _argument(array: np.ndarray) -> np.ndarray:
     """`array` as kernels take it. A read-only array would be another type to Numba, and every
     kernel would be compiled twice; kernels never write their inputs."""
     if array.flags.writeable:

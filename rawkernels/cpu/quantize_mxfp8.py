@@ -8,7 +8,7 @@ from numba import prange
 from ..arrays import bf16_bits
 from ..checks import check_quantize_mxfp8
 from .codec import bf16_value, quantize_vector, rule_arguments
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 
 
 @kernel
@@ -38,8 +38,10 @@ def quantize_mxfp8(
     # One kernel for both dtypes: a float32 is two uint16 halves, the low one first.
     bits = bf16_bits(x, "x") if is_bf16 else x.view(np.uint16)
     ceil, floor_bits = rule_arguments(scale_rounding, amax_floor)
-    _quantize_rows(
-        argument(bits.reshape(-1)),
+    launch(
+        _quantize_rows,
+        x.size,
+        bits.reshape(-1),
         is_bf16,
         x.shape[1],
         ceil,

@@ -15,7 +15,7 @@ from ..arrays import bf16_bits
 from ..ring_access import RingAccess
 from .codec import bf16_round, bf16_value, power_of_two, quantize_vector, rule_arguments
 from .dequantize_mxfp8 import e4m3_values
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 from .rotation import NO_PAIRING, rope_arguments, rotate_vector
 
 Addresses = tuple[np.ndarray, np.ndarray]  # int64 [n] each: values, scales
@@ -81,9 +81,11 @@ def encode_rows(
     pairing, table = rope_arguments(rope)
     ceil, floor_bits = rule_arguments(fmt.scale_rounding, fmt.amax_floor)
     places = np.zeros(kv.shape[0], np.int32) if positions is None else positions
-    _encode_rows(
-        argument(bf16_bits(kv, "kv")),
-        argument(places),
+    launch(
+        _encode_rows,
+        kv.size,
+        bf16_bits(kv, "kv"),
+        places,
         pairing,
         table,
         fmt.type == "mxfp8",
@@ -113,7 +115,8 @@ def copy_records(
     widths = (fmt.value_bytes, fmt.scale_bytes)
     for width, from_at, to_at in zip(widths, source_at, out_at, strict=True):
         if width:
-            _copy_rows(argument(source), from_at, width, out, to_at)
+            work = from_at.shape[0] * width
+            launch(_copy_rows, work, source, from_at, width, out, to_at)
 
 
 @kernel
@@ -137,5 +140,6 @@ def decode_rows(source: Any, addresses: Addresses, fmt: RecordFormat) -> np.ndar
     """float32 [n, D] of the records at the given addresses of `source`, flat uint8. Rows without a
     record are not written."""
     out = np.empty((addresses[0].shape[0], fmt.head_dim), np.float32)
-    _decode_rows(argument(source), *addresses, fmt.type == "mxfp8", e4m3_values(), out)
+    is_mx = fmt.type == "mxfp8"
+    launch(_decode_rows, out.size, source, *addresses, is_mx, e4m3_values(), out)
     return out

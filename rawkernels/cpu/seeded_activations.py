@@ -9,7 +9,7 @@ from ..arrays import bf16_bits
 from ..checks import check_seeded_activations
 from .activation_hash import element, row_key
 from .codec import bf16_round
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 
 SEED_MASK = 2**64 - 1
 
@@ -30,10 +30,12 @@ def seeded_activations(
     check_seeded_activations(token_ids, positions, out)
     if out.size == 0:
         return
-    _fill_rows(
+    launch(
+        _fill_rows,
+        out.size,
         np.uint64(seed & SEED_MASK),
         np.uint64(layer),
-        argument(token_ids),
-        argument(positions),
+        token_ids,
+        positions,
         bf16_bits(out, "out"),
     )

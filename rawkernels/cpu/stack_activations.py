@@ -9,7 +9,7 @@ from ..arrays import bf16_bits
 from ..checks import check_stack_activations
 from .activation_hash import element, row_key
 from .codec import bf16_round, bf16_value
-from .kernels import argument, kernel
+from .kernels import kernel, launch
 from .seeded_activations import SEED_MASK
 
 
@@ -45,13 +45,15 @@ def stack_activations(
     check_stack_activations(previous, token_ids, positions, q, kv)
     if previous.size == 0:
         return
-    _mix_tokens(
-        argument(bf16_bits(previous, "previous")),
+    launch(
+        _mix_tokens,
+        previous.size,
+        bf16_bits(previous, "previous"),
         np.uint64((2 * seed + 1) & SEED_MASK),
         np.uint64((2 * seed) & SEED_MASK),
         np.uint64(layer),
-        argument(token_ids),
-        argument(positions),
+        token_ids,
+        positions,
         bf16_bits(q, "q"),
         bf16_bits(kv, "kv"),
     )
