@@ -179,9 +179,10 @@ def check_words(root: Path) -> Iterator[str]:
 
 def check_stems(root: Path) -> Iterator[str]:
     """One operation, one stem: a `.cu` has its launcher, CPU kernel, reference, public module and
-    test under the same name."""
+    test under the same name. A kernel for one architecture, `<stem>_sm90....cu`, counts as its
+    operation's."""
     for source in sorted((root / "rawkernels" / "cuda").glob("*.cu")):
-        stem = source.stem
+        stem = re.sub(r"_sm\d+.*$", "", source.stem)
         for folder in ("rawkernels/cuda", "rawkernels/cpu", "rawkernels/reference", "rawkernels"):
             if not (root / folder / f"{stem}.py").is_file():
                 yield f"{source.relative_to(root)}:1: {folder}/{stem}.py is missing"
