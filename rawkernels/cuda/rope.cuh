@@ -1,4 +1,4 @@
-// Rotation by position; the rule is in layouts/rope.py and DESIGN's bytes depend on each rounding.
+// Rotation by position. The rule is in layouts/rope.py; stored bytes depend on each rounding.
 #pragma once
 #include "common.cuh"
 

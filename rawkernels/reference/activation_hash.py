@@ -47,4 +47,5 @@ def hash_values(
         x ^= x >> np.uint32(16)
     byte = [((x >> np.uint32(8 * i)) & np.uint32(0xFF)).astype(np.float32) for i in range(4)]
     pairs = np.stack([byte[0] + byte[1], byte[2] + byte[3]], axis=-1)  # [T, pairs, 2]
-    return ((pairs - np.float32(255)) / np.float32(128)).reshape(keys.shape[0], -1)[:, :width]
+    values = (pairs - np.float32(255)) / np.float32(128)
+    return values.reshape(keys.shape[0], 2 * pair.shape[1])[:, :width]
