@@ -54,8 +54,8 @@ constexpr int SCALE_STRIDE = PLANAR ? SCALE_BYTES : RECORD_BYTES;
 // bytes allow 16, 132 bytes allow 4, 33 bytes nothing. The lowest bit set, at most 16.
 constexpr int VALUE_ALIGN = (VALUE_STRIDE | 16) & -(VALUE_STRIDE | 16);
 
-// Where the keys of a token lie. Key j of the list is record j of run 0 where j < first_length, else
-// record j - first_length of run 1.
+// Where the keys of a token lie. Key j of the list is record j of run 0 where j < first_length,
+// else record j - first_length of run 1.
 struct KeyRuns {
   const uint8_t* values[2];  // first record of each run
   const uint8_t* scales[2];  // first scales of each run; unused for bf16 records
@@ -68,11 +68,11 @@ struct RawBlock {
   uint32_t words[BLOCK_WORDS];
 };
 
-// One lane's share of a tile: block `block` of row `row`. A warp takes 8 rows of 4 blocks at a time,
-// 128 bytes (of MXFP8) in each of 8 records; 8 lanes of one store have 8 different rows.
+// One lane's share of a tile: block `block` of row `row`. A warp takes 8 rows of 4 blocks at a
+// time, 128 bytes (of MXFP8) in each of 8 records; 8 lanes of one store have 8 different rows.
 constexpr int TILE_TASKS = (KEY_TILE / 8) * (PADDED_BLOCKS / 4);
 constexpr int WARP_TASKS = (TILE_TASKS + NUM_WARPS - 1) / NUM_WARPS;
-// Of these, as many are requested a tile ahead as there are registers for: about 18.
+// As many of these are requested a tile ahead as there are registers for, 16 or so.
 constexpr int PREFETCHED_TASKS = RECORD_MXFP8 && WARP_TASKS > 1 ? 2 : 1;
 struct Share {
   int row, block;
@@ -153,8 +153,8 @@ __device__ __forceinline__ uint32_t block_pair(const RawBlock& raw, uint32_t sca
   }
 }
 
-// The scale of a block as a pair of bf16: 2^(code - 127), NaN for code 255. A block that holds a NaN
-// element (0x7F or 0xFF) becomes NaN as a whole. That is exact for attention: a NaN in one column
+// The scale of a block as a pair of bf16: 2^(code - 127), NaN for code 255. A block that holds a
+// NaN element (0x7F or 0xFF) becomes NaN as a whole. That is exact for attention: NaN in one column
 // makes the key's score NaN, and with it every column of every head's output.
 __device__ __forceinline__ uint32_t block_scale_pair(const RawBlock& raw, uint32_t scale) {
   uint32_t found = 0;

@@ -1,4 +1,4 @@
-"""What window_decode and window_prefill share: variants, macros and sizes of the portable kernels."""
+"""What window_decode and window_prefill share: variants, macros and sizes of their kernels."""
 
 from functools import cache
 from math import e, log2
@@ -60,7 +60,7 @@ def check_head_dim(op: str, fmt: RecordFormat) -> None:
 def check_output_bits(op: str, out: Any) -> None:
     """ArgumentError unless the output is bf16 bits; float64 is for the reference."""
     if out.dtype != UINT16:
-        raise ArgumentError(f"{op}: out.dtype={out.dtype} but on a GPU it must be uint16 (bf16 bits)")
+        raise ArgumentError(f"{op}: out.dtype={out.dtype} but on a GPU it must be uint16 bits")
 
 
 def attention_macros(
@@ -129,7 +129,7 @@ def compiled_shapes(*, planar: bool) -> tuple[MacroItems, ...]:
         build("mxfp8", 128, 8, 32, "adjacent"),  # quickstart
         build("mxfp8", 512, 64, 0, "adjacent"),
         build("mxfp8", 512, 32, 64, "half"),
-        build("mxfp8", 480, 16, 64, "adjacent"),  # records at odd addresses, an unfilled block group
+        build("mxfp8", 480, 16, 64, "adjacent"),  # records at odd addresses, padded columns
         build("mxfp8", 32, 16, 0, "adjacent"),
         build("bf16", 512, 64, 64, "adjacent"),
         build("bf16", 128, 8, 32, "half"),

@@ -18,11 +18,11 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
 struct Shared {
-  uint4 keys[2][KEY_TILE][ROW_BYTES / 16];      // bf16, permuted and swizzled (attention_keys.cuh)
-  float4 scores[NUM_WARPS][KEY_TILE / 8][32];   // partial scores of each warp, as its lanes hold them
-  float2 rotation[ROPE_DIMS / 2 + 1];           // cosine and sine of each pair at this position
-  // The scales of the next tile, each thread's own: requested two tiles ahead, while the tile between
-  // is dequantized, and kept here because a register more would be spilled.
+  uint4 keys[2][KEY_TILE][ROW_BYTES / 16];     // bf16, permuted and swizzled (attention_keys.cuh)
+  float4 scores[NUM_WARPS][KEY_TILE / 8][32];  // partial scores of each warp, as lanes hold them
+  float2 rotation[ROPE_DIMS / 2 + 1];          // (cos, -sin) of each pair at this position
+  // The scales of the next tile, each thread's own: requested two tiles ahead, while the tile
+  // between is dequantized, and kept here because a register more would be spilled.
   uint8_t scales[PREFETCHED_TASKS][NUM_THREADS];
   KeyRuns runs;
   Query query;  // kept here because the registers are full while keys are processed

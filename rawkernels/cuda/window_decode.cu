@@ -1,7 +1,7 @@
 // window_decode: query tokens against the newest keys of their sequences' rings, latent heads.
 // grid (num_tokens * head_tiles); block NUM_THREADS: 4, 8 or 2 warps for 32, 64 or 16 heads
-// in   slab uint8, flat; q bf16 [num_tokens, num_q_heads, HEAD_DIM]; offset_len int32 [num_tokens, 2]
-//      positions int32 [num_tokens], read where ROPE_DIMS > 0
+// in   slab uint8 [num_state_slots * slot_bytes], flat; q bf16 [num_tokens, num_q_heads, HEAD_DIM]
+//      offset_len int32 [num_tokens, 2]; positions int32 [num_tokens], read where ROPE_DIMS > 0
 // out  out bf16 [num_tokens, num_q_heads, HEAD_DIM]; lse f32 [num_tokens, num_q_heads]
 // needs records written earlier on the same stream; sm_80 or later; no visible key gives out 0 and
 //      lse -inf, and so does an offset_len that points outside the slab
