@@ -24,7 +24,7 @@ def apply_rope(
     x: bf16 (bfloat16 or uint16 bits) or float32 [T, H, D] (or [T, D]); positions int32 [T];
     `inverse` rotates backwards. `out`, of x's shape and dtype, may be `x` itself. Cosines and sines
     are float32, products and sums float32 one by one, then rounded to x's dtype: the same bits on
-    every backend (DESIGN section 4.5).
+    every backend (the rule of layouts/rope.py).
     Raises ArgumentError for other shapes or dtypes, and for rope.dims above D.
     """
     x, positions = as_array(x, "x"), as_array(positions, "positions")

@@ -41,7 +41,7 @@ def as_array(x: Any, name: str) -> Any:
 
 
 def _foreign_array(x: Any, name: str) -> Any:
-    if hasattr(x, "__cuda_array_interface__"):
+    if _offers(x, "__cuda_array_interface__"):
         import cupy  # only where an array is on a GPU already
 
         return x if isinstance(x, cupy.ndarray) else cupy.asarray(x)
@@ -52,7 +52,7 @@ def _foreign_array(x: Any, name: str) -> Any:
         if device_type in _DLPACK_CUDA:
             import cupy
 
-            return cupy.from_dlpack(x)
+            return _by_protocol(cupy.from_dlpack, x, name)
         if device_type != _DLPACK_CPU:
             raise ArgumentError(
                 f"{name}: DLPack device type {device_type} is neither the CPU nor a CUDA device"
@@ -67,6 +67,15 @@ def _foreign_array(x: Any, name: str) -> Any:
     )
 
 
+def _offers(x: Any, protocol: str) -> bool:
+    """Whether `x` has a protocol for its own dtype: some libraries define the attribute and raise
+    when it is read for bf16, where DLPack still works."""
+    try:
+        return getattr(x, protocol, None) is not None
+    except (TypeError, KeyError, RuntimeError):
+        return False
+
+
 def _integers(x: list | tuple, name: str) -> np.ndarray:
     wide = np.asarray(x) if len(x) else np.zeros(0, np.int64)
     limits = np.iinfo(np.int32)
@@ -77,18 +86,18 @@ def _integers(x: list | tuple, name: str) -> np.ndarray:
     return wide.astype(np.int32)
 
 
-def _by_protocol(convert: Any, x: Any, name: str) -> np.ndarray:
+def _by_protocol(convert: Any, x: Any, name: str) -> Any:
     try:
         return convert(x)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise ArgumentError(
-            f"{name}: {type(x).__module__}.{type(x).__name__} gives no NumPy view ({error}); "
+            f"{name}: {type(x).__module__}.{type(x).__name__} cannot be viewed ({error}); "
             "bf16 can be passed as its uint16 bits"
         ) from error
 
 
 def backend_of(**arrays: Any) -> str:
-    """"cpu" where the named arrays are NumPy arrays, "cuda" where they are CuPy arrays; None is
+    """ "cpu" where the named arrays are NumPy arrays, "cuda" where they are CuPy arrays; None is
     skipped. Raises ArgumentError where they are mixed, or on different GPUs."""
     places = {
         name: f"cuda:{x.device.id}" if is_cuda(x) else "cpu"

@@ -32,7 +32,8 @@ def window_decode(
     new keys stored already; sink: float32 [num_q_heads], a logit in the denominator only;
     rope_out: rotates the output's last dims backwards by the query's position. out bf16 like q,
     lse float32 [T, num_q_heads], natural, without the sink. A token that sees no key (padding)
-    gives 0 and -inf. The keys are those of `plan.offset_len`. Formulas: DESIGN section 4.6.
+    gives 0 and -inf. The keys are those of `plan.offset_len`. Formulas:
+    s = (q . k) * softmax_scale, o = sum exp(s - m) v / (sum exp(s - m) + exp(sink - m)).
     Raises ArgumentError for other shapes, dtypes, strides or devices, and for a plan made for
     another ring_len.
     """

@@ -30,7 +30,8 @@ def window_prefill(
     [num_seqs * window + T, record_bytes] (or more rows), history first; sink: float32
     [num_q_heads], a logit in the denominator only; rope_out: rotates the output's last dims
     backwards by the query's position. out bf16 like q, lse float32 [T, num_q_heads], natural,
-    without the sink. A query that sees no key gives 0 and -inf. Formulas: DESIGN section 4.6.
+    without the sink. A query that sees no key gives 0 and -inf. Formulas:
+    s = (q . k) * softmax_scale, o = sum exp(s - m) v / (sum exp(s - m) + exp(sink - m)).
     Raises ArgumentError for other shapes, dtypes, strides or devices.
     """
     q, records = as_array(q, "q"), as_array(records, "records")

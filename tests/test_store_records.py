@@ -134,6 +134,19 @@ def test_state_ids_out_of_range_on_the_gpu(bad):
     assert (store("cuda", layout, 2, 0, records, [bad], [3]) == 0xFF).all()
 
 
+@pytest.mark.gpu
+def test_o04_misaligned_slab_is_refused():
+    """A slab view that starts 8 bytes in: kernels move pieces of 16 bytes."""
+    import cupy
+
+    layout = make_layout(FORMATS["interleaved"], 7)
+    slab = cupy.zeros(layout.slot_bytes + 8, cupy.uint8)[8:]
+    ids = cupy.zeros(1, cupy.int32)
+    records = to_backend(random_records(1, FORMATS["interleaved"]), "cuda")
+    with pytest.raises(rs.errors.ArgumentError, match="multiple of 16"):
+        rs.store_records(slab, layout, 0, records, ids, ids)
+
+
 def test_refuses_wrong_arrays():
     """Wrong record size, a slab of another layout, a strided slab, mismatched lengths."""
     layout = make_layout(FORMATS["interleaved"], 7)

@@ -1,6 +1,7 @@
 """How CPU kernels are compiled and called: Numba, at first use, kept in Numba's disk cache."""
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -36,18 +37,35 @@ def _compiled(function: Callable, *, parallel: bool, fastmath: Any) -> Callable:
         compiled = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder for a cache can be written; compile in every process then
         return njit(**options)(function)
-    _stamp_with_all_sources(compiled)
+    _guard_cache(compiled)
     return compiled
 
 
-def _stamp_with_all_sources(compiled: Any) -> None:
-    """Numba reuses a cached kernel while its own file is unchanged, although functions that it
-    calls in other files may have changed (numba/numba#1833, open). So the stamp of each kernel
-    covers all files whose code or constants end up in kernels. The attributes are Numba's own;
-    where a version lacks them, its plain stamp stays."""
-    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = _sources_digest()
+def _guard_cache(compiled: Any) -> None:
+    """Make a kernel's disk cache safe. The attributes are Numba's own; where a version lacks them,
+    its plain cache stays.
+
+    Numba reuses a cached kernel while its own file is unchanged, although functions that it calls
+    in other files may have changed (numba/numba#1833, open): the stamp of each kernel covers all
+    files whose code or constants end up in kernels. And a damaged cache file would end the call
+    that reads it: it is emptied and the kernel compiled again, with a warning.
+    """
+    disk_cache = getattr(compiled, "_cache", None)
+    cache_file = getattr(disk_cache, "_cache_file", None)
+    if not hasattr(cache_file, "_source_stamp") or not hasattr(disk_cache, "load_overload"):
+        return
+    cache_file._source_stamp = _sources_digest()
+    load = disk_cache.load_overload
+
+    def load_or_forget(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception as error:  # unpickling damaged bytes can raise anything
+            warnings.warn(f"Numba's cache is damaged and is emptied: {error!r}", stacklevel=2)
+            disk_cache.flush()
+            return None
+
+    disk_cache.load_overload = load_or_forget
 
 
 @cache

@@ -1,4 +1,4 @@
-"""apply_rope: the rotation rule of DESIGN section 4.5, which all backends' bytes follow."""
+"""apply_rope: the rotation rule of layouts/rope.py, which all backends' bytes follow."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Attention of one query token over its visible keys, from the definition (DESIGN section 4.6)."""
+"""Attention of one query token over its visible keys, from the definition."""
 
 import numpy as np
 
