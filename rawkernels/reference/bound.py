@@ -1,9 +1,9 @@
 """How far an attention output may be from the float64 reference: the one rule for every backend.
 
-`max|out - ref| <= 2 * max|same maths with bf16 operands - ref| + 2^-8 * max|ref|`, against float64 on
-the dequantized records. Queries, keys and values are bf16 numbers already, so what "bf16 operands"
-adds is the rounding of the softmax weights that tensor cores multiply V by; the second term is the
-rounding of the output to bf16, twice its half unit.
+`max|out - ref| <= 2 * max|same maths with bf16 operands - ref| + 2^-8 * max|ref|`, against float64
+on the dequantized records. Queries, keys and values are bf16 numbers already, so what "bf16
+operands" adds is the rounding of the softmax weights that tensor cores multiply V by; the second
+term is the rounding of the output to bf16, twice its half unit.
 
 The log-sum-exp is float32 all the way; its error is that of a float32 dot product and of exp and
 log, relative to the largest score that took part: LSE_RELATIVE * max(1, max|lse|).
