@@ -10,18 +10,22 @@ from ..rawkernels.memory import Memory
 from ..schedules.batch import Batch
 from .tokens import hash_words
 
-SAMPLE_STREAM = 201  # first word of the hashes that choose samples
-STACKED_POSITIONS = 256  # a stack is recomputed whole, so its samples stay near the start
-STACKED_REQUESTS = 2
+SAMPLE_STREAM, STACK_STREAM = 201, 202  # first words of the hashes that choose samples
+MAX_STACKED_SAMPLES = 64  # each keeps a window of outputs of the layer before: 8 MB in V4.1
+# A quarter of a stacked run's samples are computed from layer 0 up: the first layers and positions
+# of the shortest request. Further up rounding grows until such a check says little.
+STACK_LAYERS = 4
+STACK_POSITIONS = 64
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One query token of one layer."""
+    """One query token of one layer; `whole_stack`: computed again from layer 0 up as well."""
 
     request_id: str
     layer: int
     position: int
+    whole_stack: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,72 +40,114 @@ class Seen:
 
 @dataclass
 class Capture:
-    """Outputs of sampled tokens, copied on the engine's device as the run makes them.
+    """Outputs of sampled tokens, copied on the engine's device as the run makes them, and in a
+    stacked run the outputs of the layer before over all positions that the token may see.
 
-    A position may be computed more than once (a rejected draft, a preemption); the last one stays.
+    A position may be computed more than once (a rejected draft, a preemption); the last one stays,
+    as it does in the ring.
     """
 
+    memory: Memory
     samples: list[Sample]
     outputs: Any  # uint16 [num_samples, num_q_heads, head_dim] on the device
+    inputs: Any  # uint16 [num_samples, input rows, num_q_heads, head_dim], or None
+    reach: tuple[int, int]  # positions before and after a sample's own that have input rows
     by_request: dict[str, list[int]]
     seen: dict[int, Seen] = field(default_factory=dict)
     hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    input_hits: dict[int, list[tuple[int, slice, slice]]] = field(default_factory=dict)
 
     def begin(self, batch: Batch) -> None:
-        """Finds the samples that this batch computes: (sample, token) by layer."""
-        self.hits = {}
+        """Finds the samples, and the input rows of samples, that this batch computes."""
+        self.hits, self.input_hits = {}, {}
         if not self.samples:
             return
         starts, ends = batch.seqlens_k - batch.seqlens_q, batch.seqlens_k
         for row, request_id in enumerate(batch.request_ids):
             for i in self.by_request.get(request_id, ()):
+                start, end = int(starts[row]), int(ends[row])
+                first_token = int(batch.cu_seqlens_q[row])
                 sample = self.samples[i]
-                if starts[row] <= sample.position < ends[row]:
-                    begin, end = batch.cu_seqlens_q[row], batch.cu_seqlens_q[row + 1]
-                    token = int(begin + sample.position - starts[row])
+                if start <= sample.position < end:
+                    token = first_token + sample.position - start
                     self.hits.setdefault(sample.layer, []).append((i, token))
-                    self.seen[i] = Seen(
-                        batch.kind, int(starts[row]), batch.token_ids[begin:end].copy()
-                    )
+                    tokens = batch.token_ids[first_token : first_token + end - start]
+                    self.seen[i] = Seen(batch.kind, start, tokens.copy())
+                # Once the sequence is past the sample, what it saw must stay: a draft behind it may
+                # be computed again with another token.
+                if self.inputs is not None and sample.layer > 0 and start <= sample.position:
+                    self._find_inputs(i, sample, start, end, first_token)
+
+    def _find_inputs(self, i: int, sample: Sample, start: int, end: int, first_token: int) -> None:
+        base = sample.position - self.reach[0]  # position of input row 0
+        low, high = max(start, base), min(end, sample.position + self.reach[1] + 1)
+        if low < high:
+            rows = slice(low - base, high - base)
+            tokens = slice(first_token + low - start, first_token + high - start)
+            self.input_hits.setdefault(sample.layer - 1, []).append((i, rows, tokens))
 
     def take(self, layer: int, out: Any) -> None:
-        """Copies the sampled rows of a layer's output [T, num_q_heads, head_dim]."""
+        """Copies the rows that are wanted of a layer's output [T, num_q_heads, head_dim]."""
         for i, token in self.hits.get(layer, ()):
             self.outputs[i] = out[token]
+        for i, rows, tokens in self.input_hits.get(layer, ()):
+            self.inputs[i, rows] = out[tokens]
+
+    def input_rows(self, i: int, first: int, last: int) -> np.ndarray:
+        """Outputs of the layer before sample i's at positions first .. last, on the host:
+        uint16 [last - first + 1, num_q_heads, head_dim]."""
+        base = self.samples[i].position - self.reach[0]
+        assert base <= first <= last <= self.samples[i].position + self.reach[1]
+        return self.memory.to_host(self.inputs[i, first - base : last - base + 1])
 
 
 def open_capture(samples: list[Sample], cfg: Config, memory: Memory) -> Capture:
+    """Takes the device memory of a capture: `num_samples` outputs, and in a stacked run a window
+    of inputs for each."""
     by_request: dict[str, list[int]] = {}
     for i, sample in enumerate(samples):
         by_request.setdefault(sample.request_id, []).append(i)
-    shape = (len(samples), cfg.num_q_heads, cfg.head_dim)
-    return Capture(samples, memory.empty(shape, np.uint16), by_request)
+    heads = (cfg.num_q_heads, cfg.head_dim)
+    # A draft sees the window of the token it hangs on, and the drafts after it.
+    drafts = cfg.tokens_per_step - 1
+    reach = (max(layer.window for layer in cfg.layers) - 1 + drafts, drafts)
+    inputs = None
+    if cfg.run.activations == "stacked":
+        inputs = memory.empty((len(samples), sum(reach) + 1, *heads), np.uint16)
+    outputs = memory.empty((len(samples), *heads), np.uint16)
+    return Capture(memory, samples, outputs, inputs, reach, by_request)
 
 
 def choose_samples(cfg: Config, ids: list[str], lengths: list[int]) -> list[Sample]:
-    """`cfg.run.verify_samples` different samples (fewer where there are not so many), spread over
-    requests, layers and positions by the run's seed. `lengths` are the positions that each request
-    computes.
-
-    A stacked run is checked on few requests, near their start and on the model's own layers: each
-    check recomputes the whole stack below it, and a draft layer's input depends on what was
-    drafted.
-    """
-    stacked = cfg.run.activations == "stacked"
-    num_layers = cfg.num_layers if stacked else len(cfg.layers)
+    """`cfg.run.verify_samples` different samples (fewer where there are not so many, at most
+    MAX_STACKED_SAMPLES in a stacked run), spread over requests, layers and positions by the run's
+    seed. `lengths` are the positions that each request computes."""
     requests = [(id, length) for id, length in zip(ids, lengths, strict=True) if length > 0]
-    if stacked:
-        shortest = sorted(requests, key=lambda request: request[1])[:STACKED_REQUESTS]
-        requests = [(id, min(length, STACKED_POSITIONS)) for id, length in shortest]
-    if not requests or cfg.run.verify_samples == 0:
+    count, seed = cfg.run.verify_samples, cfg.run.seed
+    if not requests:
         return []
-    draws = np.arange(4 * cfg.run.verify_samples)  # more than wanted: some fall together
-    words = [hash_words(cfg.run.seed, SAMPLE_STREAM, draws, axis) for axis in range(3)]
+    if cfg.run.activations != "stacked":
+        return _draw(seed, SAMPLE_STREAM, count, requests, len(cfg.layers), whole_stack=False)
+    count = min(count, MAX_STACKED_SAMPLES)
+    id, length = min(requests, key=lambda request: request[1])
+    shortest = [(id, min(length, STACK_POSITIONS))]
+    depth = min(cfg.num_layers, STACK_LAYERS)
+    ground = _draw(seed, STACK_STREAM, -(-count // 4), shortest, depth, whole_stack=True)
+    count -= len(ground)
+    return ground + _draw(seed, SAMPLE_STREAM, count, requests, len(cfg.layers), whole_stack=False)
+
+
+def _draw(
+    seed: int, stream: int, count: int, requests: list, num_layers: int, *, whole_stack: bool
+) -> list[Sample]:
+    """Up to `count` different samples of requests [(id, length)]."""
+    draws = np.arange(4 * count)  # more than wanted: some fall together
+    words = [hash_words(seed, stream, draws, axis) for axis in range(3)]
     chosen: dict[Sample, None] = {}
     for request_word, layer_word, position_word in zip(*words, strict=True):
-        id, length = requests[int(request_word) % len(requests)]
-        sample = Sample(id, int(layer_word) % num_layers, int(position_word) % length)
-        chosen[sample] = None
-        if len(chosen) == cfg.run.verify_samples:
+        if len(chosen) == count:
             break
+        id, length = requests[int(request_word) % len(requests)]
+        layer, position = int(layer_word) % num_layers, int(position_word) % length
+        chosen[Sample(id, layer, position, whole_stack)] = None
     return list(chosen)

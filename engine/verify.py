@@ -4,9 +4,10 @@ Nothing of the run's state is trusted: for each sampled query token the request'
 again from its tokens and the activation source, encoded by the reference, and attended in float64
 over every key that the token may see. The bound is that of `rawkernels/reference/bound.py`.
 
-In a stacked run the reference computes the whole stack for the request, layer on layer, twice: once
-exactly and once with what tensor cores are given, so that the bound grows through the layers as the
-error does.
+In a stacked run the inputs of a layer are the outputs of the layer before, so a sample is computed
+again from those outputs as the run made them. Every layer has its own tight check then. Some
+samples of the first layers are computed from layer 0 up as well, exactly and with what tensor cores
+are given, so that the bound grows through the layers as the error does.
 """
 
 from collections.abc import Callable
@@ -84,29 +85,21 @@ def verify_capture(
     int32; `sinks` are the engine's, where they are not the seeded ones."""
     outputs = memory.to_host(capture.outputs).view(ml_dtypes.bfloat16)
     sinks = seeded_sinks(cfg) if sinks is None else sinks
-    reference = load_operations("reference")
+    judge = Judge(cfg, load_operations("reference"), source, sinks, tokens_of)
     checks: list[Check] = []
-    by_request: dict[str, list[int]] = {}
     for i in sorted(capture.seen):
-        by_request.setdefault(capture.samples[i].request_id, []).append(i)
-    for request_id, indices in by_request.items():
-        if source.kind == "stacked":
-            samples = [capture.samples[i] for i in indices]
-            last = max(sample.position for sample in samples)
-            found = _stack_expected(
-                cfg, reference, source, sinks, samples, tokens_of(request_id, last + 1)
-            )
-        else:
-            found = [
-                _sample_expected(
-                    cfg, reference, source, sinks, capture.samples[i], capture.seen[i], tokens_of
-                )
-                for i in indices
-            ]
-        for i, (exact, bound) in zip(indices, found, strict=True):
-            error = _largest_error(outputs[i].astype(np.float64), exact)
-            checks.append(Check(capture.samples[i], error, bound))
+        exact, bound = judge.from_inputs(capture, i)
+        checks.append(_check(capture.samples[i], outputs[i], exact, bound))
+    ground = [i for i in sorted(capture.seen) if capture.samples[i].whole_stack]
+    for i, (exact, bound) in zip(
+        ground, judge.from_layer_0([capture.samples[i] for i in ground]), strict=True
+    ):
+        checks.append(_check(capture.samples[i], outputs[i], exact, bound))
     return _verdict(checks)
+
+
+def _check(sample: Sample, output: np.ndarray, exact: np.ndarray, bound: float) -> Check:
+    return Check(sample, _largest_error(output.astype(np.float64), exact), bound)
 
 
 def _verdict(checks: list[Check]) -> Verdict:
@@ -126,36 +119,70 @@ def visible_positions(layer: LayerConfig, position: int, seen: Seen) -> tuple[in
     return max(0, anchor - layer.window + 1), step_last if in_block else position
 
 
-def _sample_expected(
-    cfg: Config,
-    reference: Operations,
-    source: ActivationSource,
-    sinks: list,
-    sample: Sample,
-    seen: Seen,
-    tokens_of: Callable[[str, int], np.ndarray],
-) -> tuple[np.ndarray, float]:
-    """Exact output float64 [num_q_heads, head_dim] of a sample, and its bound."""
-    layer = cfg.layers[sample.layer]
-    first, last = visible_positions(layer, sample.position, seen)
-    history = tokens_of(sample.request_id, seen.first_position)
-    token_ids = np.concatenate([history, seen.token_ids]).astype(np.int32)
-    positions = np.arange(first, last + 1, dtype=np.int32)
-    q, kv = source.rows(sample.layer, sample.request_id, token_ids[positions], positions, None)
-    records = np.empty((len(positions), layer.record_format.record_bytes), np.uint8)
-    reference.encode_records(
-        kv, positions, records, record_format=layer.record_format, rope=layer.rope
-    )
-    own = sample.position - first
-    expected = expected_prefill(
-        np.ascontiguousarray(q[own : own + 1]),
-        *_one_query(records, sample.position, layer),
-        layer.record_format,
-        softmax_scale=layer.softmax_scale,
-        sink=sinks[sample.layer],
-        rope_out=layer.rope if layer.inverse_rope_out else None,
-    )
-    return expected.out[0], attention_bound(expected.out, expected.rounded)
+@dataclass(frozen=True)
+class Judge:
+    """Computes outputs again, by the reference."""
+
+    cfg: Config
+    reference: Operations
+    source: ActivationSource
+    sinks: list
+    tokens_of: Callable[[str, int], np.ndarray]
+
+    def from_inputs(self, capture: Capture, i: int) -> tuple[np.ndarray, float]:
+        """Exact output float64 [num_q_heads, head_dim] of a sample, and its bound."""
+        sample, seen = capture.samples[i], capture.seen[i]
+        layer = self.cfg.layers[sample.layer]
+        first, last = visible_positions(layer, sample.position, seen)
+        history = self.tokens_of(sample.request_id, seen.first_position)
+        token_ids = np.concatenate([history, seen.token_ids]).astype(np.int32)
+        positions = np.arange(first, last + 1, dtype=np.int32)
+        stacked = self.source.kind == "stacked" and sample.layer > 0
+        previous = capture.input_rows(i, first, last) if stacked else None
+        q, kv = self.source.rows(
+            sample.layer, sample.request_id, token_ids[positions], positions, previous
+        )
+        records = np.empty((len(positions), layer.record_format.record_bytes), np.uint8)
+        self.reference.encode_records(
+            kv, positions, records, record_format=layer.record_format, rope=layer.rope
+        )
+        own = sample.position - first
+        expected = expected_prefill(
+            np.ascontiguousarray(q[own : own + 1]),
+            *_one_query(records, sample.position, layer),
+            layer.record_format,
+            softmax_scale=layer.softmax_scale,
+            sink=self.sinks[sample.layer],
+            rope_out=layer.rope if layer.inverse_rope_out else None,
+        )
+        return expected.out[0], attention_bound(expected.out, expected.rounded)
+
+    def from_layer_0(self, samples: list[Sample]) -> list[tuple[np.ndarray, float]]:
+        """Exact output and bound of each sample (all of one request) from the whole stack below
+        it, computed over the request's positions from 0 on."""
+        if not samples:
+            return []
+        request_id = samples[0].request_id
+        assert all(sample.request_id == request_id for sample in samples)
+        count = max(sample.position for sample in samples) + 1
+        token_ids = self.tokens_of(request_id, count)
+        positions = np.arange(count, dtype=np.int32)
+        found: dict[Sample, tuple[np.ndarray, float]] = {}
+        outputs: dict[bool, Any] = {False: None, True: None}  # by rounding of weights, bf16 bits
+        for layer in self.cfg.layers[: max(sample.layer for sample in samples) + 1]:
+            results = {}
+            for rounded in (False, True):
+                q, kv = self.source.rows(
+                    layer.id, request_id, token_ids, positions, outputs[rounded]
+                )
+                result = _whole_layer(self.reference, layer, q, kv, self.sinks[layer.id], rounded)
+                outputs[rounded] = result.astype(ml_dtypes.bfloat16).view(np.uint16)
+                results[rounded] = result
+            bound = attention_bound(results[False], results[True])
+            for sample in samples:
+                if sample.layer == layer.id:
+                    found[sample] = results[False][sample.position], bound
+        return [found[sample] for sample in samples]
 
 
 def _one_query(
@@ -180,32 +207,6 @@ def _one_query(
         pivots=np.array([[0, 0, 0, count]], int32),
     )
     return np.concatenate([records, spare]), plan
-
-
-def _stack_expected(
-    cfg: Config,
-    reference: Operations,
-    source: ActivationSource,
-    sinks: list,
-    samples: list[Sample],
-    token_ids: np.ndarray,
-) -> list[tuple[np.ndarray, float]]:
-    """Exact output and bound of each sample of one request, from the whole stack below it."""
-    positions = np.arange(len(token_ids), dtype=np.int32)
-    request_id = samples[0].request_id
-    found: dict[Sample, tuple[np.ndarray, float]] = {}
-    outputs: dict[bool, Any] = {False: None, True: None}  # by round_weights, bf16 bits
-    for layer in cfg.layers[: max(sample.layer for sample in samples) + 1]:
-        exact = {}
-        for rounded in (False, True):
-            q, kv = source.rows(layer.id, request_id, token_ids, positions, outputs[rounded])
-            exact[rounded] = _whole_layer(reference, layer, q, kv, sinks[layer.id], rounded)
-            outputs[rounded] = exact[rounded].astype(ml_dtypes.bfloat16).view(np.uint16)
-        bound = attention_bound(exact[False], exact[True])
-        for sample in samples:
-            if sample.layer == layer.id:
-                found[sample] = exact[False][sample.position], bound
-    return [found[sample] for sample in samples]
 
 
 def _whole_layer(

@@ -51,11 +51,14 @@ def test_a_run_verifies_itself(backend):
     json.dumps(report, allow_nan=False)
 
 
-def test_a_stacked_run_verifies_the_whole_stack(backend):
-    """Outputs of layer l are inputs of layer l + 1; the reference computes the stack again."""
-    report = run(backend, "run.activations=stacked", verify=True)
+@pytest.mark.parametrize("accept_rate", [0.0, 0.7])
+def test_a_stacked_run_verifies_every_layer_and_the_stack(backend, accept_rate):
+    """Outputs of layer l are inputs of layer l + 1: 32 samples from the inputs that the run had,
+    on draft layers too, and the 8 from layer 0 up once more."""
+    overrides = ("run.activations=stacked", f"run.accept_rate={accept_rate}")
+    report = run(backend, *overrides, verify=True)
     assert report["verify"]["passed"] is True
-    assert report["verify"]["checked"] == 32
+    assert report["verify"]["checked"] == 40
 
 
 @pytest.mark.parametrize("activations", ["seeded", "stacked"])
@@ -87,7 +90,8 @@ def test_one_digest_whatever_the_schedule(backend, activations):
     assert run(backend, kind, "run.seed=2")["digest"] != wanted
 
 
-def test_verification_fails_where_the_rings_were_damaged(backend):
+@pytest.mark.parametrize("activations", ["seeded", "stacked"])
+def test_verification_fails_where_the_rings_were_damaged(backend, activations):
     """After every step one byte of each record is flipped: the digest differs and --verify says
     no. A verification that cannot fail proves nothing."""
 
@@ -95,8 +99,9 @@ def test_verification_fails_where_the_rings_were_damaged(backend):
         records = engine.slab[: 2 * 1472 * (engine.slab.shape[0] // (2 * 1472))]
         records[5::132] ^= 0x55
 
-    good = run(backend)
-    bad = run(backend, verify=True, on_step=damage)
+    kind = f"run.activations={activations}"
+    good = run(backend, kind)
+    bad = run(backend, kind, verify=True, on_step=damage)
     assert bad["verify"]["passed"] is False
     assert bad["verify"]["worst_error"] is None or (
         bad["verify"]["worst_error"] > bad["verify"]["bound"]
