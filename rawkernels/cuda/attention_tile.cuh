@@ -70,11 +70,14 @@ __device__ __forceinline__ void score_tile(float (&s)[KEY_TILE / 8][4],
   for (int b = 0; b < WARP_BLOCKS; b++) {
     const uint32_t block = (b % 2 ? at ^ 64 : at) + b / 2 * 128;
 #pragma unroll
-    for (int j = 0; j < KEY_TILE / 8; j++) {
-      uint32_t k[4];
-      ldmatrix_x4(k, block + j * 8 * ROW_BYTES);
-      mma_m16n8k16(s[j], q[b][0], k[0], k[1]);
-      mma_m16n8k16(s[j], q[b][1], k[2], k[3]);
+    for (int j = 0; j < KEY_TILE / 8; j += 2) {
+      uint32_t k[2][4];
+      ldmatrix_x4(k[0], block + j * 8 * ROW_BYTES);
+      ldmatrix_x4(k[1], block + (j + 1) * 8 * ROW_BYTES);
+      mma_m16n8k16(s[j], q[b][0], k[0][0], k[0][1]);
+      mma_m16n8k16(s[j + 1], q[b][0], k[1][0], k[1][1]);
+      mma_m16n8k16(s[j], q[b][1], k[0][2], k[0][3]);
+      mma_m16n8k16(s[j + 1], q[b][1], k[1][2], k[1][3]);
     }
   }
 }
