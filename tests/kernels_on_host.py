@@ -100,7 +100,7 @@ class HostKernel:
         self.params_dtype = source.params.dtype
 
     def launch(self, grid, block, params, stream=None) -> None:
-        assert params.dtype is self.params_dtype
+        assert params.dtype == self.params_dtype
         assert len(grid) == len(block) == 1
         if grid[0] > 0:
             self.library.launch(grid[0], block[0], ctypes.c_void_p(params.ctypes.data))

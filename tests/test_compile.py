@@ -125,7 +125,7 @@ def test_params_refuse_what_does_not_fit():
     """2^31 in an int32 field raises instead of wrapping to a negative number."""
     packed = PARAMS.pack(a=-1, b=2**63, c=0.5, d=1.5, e=2**32 - 1)
     assert packed.shape == (1,)
-    assert packed.dtype is PARAMS.dtype
+    assert packed.dtype == PARAMS.dtype
     assert packed.tolist() == [(-1, 2**63, 0.5, 1.5, 2**32 - 1)]
     with pytest.raises(OverflowError):
         PARAMS.pack(a=2**31, b=0, c=0, d=0, e=0)

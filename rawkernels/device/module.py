@@ -44,7 +44,7 @@ class Kernel:
 
         A grid with a zero launches nothing. `stream` None is CuPy's current stream.
         """
-        assert params.dtype is self.params_dtype, f"{self.name}: params of another kernel"
+        assert params.dtype == self.params_dtype, f"{self.name}: params of another kernel"
         if 0 in grid:
             return
         assert 0 < grid[0] <= MAX_GRID_X, f"{self.name}: grid={grid}"

@@ -15,7 +15,7 @@ def gpu_problem() -> str | None:
     """
     try:
         import cupy
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a cache folder that CuPy cannot make
         return f"CuPy cannot be imported ({error}); install the extra: pip install 'ringslab[cuda]'"
     runtime = cupy.cuda.runtime
     try:
@@ -50,7 +50,7 @@ def current_device() -> int:
         import cupy
 
         return cupy.cuda.runtime.getDevice()
-    except ImportError:
+    except (ImportError, OSError):
         pass
     except cupy.cuda.runtime.CUDARuntimeError:
         pass

@@ -1,4 +1,4 @@
-"""Streams: what a `stream` argument may be, and whether it is being captured into a graph."""
+"""Streams: what a `stream` argument may be, and whether a graph is being captured."""
 
 from typing import Any
 
@@ -29,10 +29,15 @@ def stream_pointer(stream: Any = None) -> int:
     return int(cupy_stream(stream).ptr)
 
 
-def refuse_in_capture(what: str, stream: Any = None) -> None:
-    """Raises BackendError while the stream is captured into a graph: `what` must come before."""
-    captured = cupy_stream(stream)
-    if hasattr(captured, "is_capturing") and captured.is_capturing():
+def refuse_in_capture(what: str) -> None:
+    """Raises BackendError while this thread captures a CUDA graph: `what` must come before."""
+    import cupy
+
+    try:
+        capturing = cupy.cuda.get_current_stream().is_capturing()
+    except cupy.cuda.runtime.CUDARuntimeError:  # another stream captures; the null stream may not
+        capturing = True
+    if capturing:
         raise BackendError(
             f"{what} is not possible while a CUDA graph is captured; run the operation once on the "
             "same shapes before the capture"
