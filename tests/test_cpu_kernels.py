@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from helpers import random_bf16, record_format
 
 import ringslab as rs
 from ringslab.rawkernels.cpu import kernels
+from ringslab.rawkernels.cpu.codec import e4m3_byte
 from ringslab.rawkernels.cpu.quantize_mxfp8 import _quantize_rows
+from ringslab.rawkernels.reference.quantize_mxfp8 import e4m3_bytes
 
 
 def test_read_only_input_is_viewed_not_copied():
@@ -107,3 +110,16 @@ def test_damaged_cache_is_emptied(tmp_path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert "damaged" in run().stderr
     assert "damaged" not in run().stderr
+
+
+def test_q01_q10_e4m3_bytes_of_the_whole_range():
+    """All 65,280 bf16 numbers that are no NaN, the halfway points between neighbouring E4M3 values
+    and the floats beside them, and 1000, 465, 464 with scale 1: as clip and ml_dtypes' cast."""
+    upper = np.arange(65536, dtype=np.uint32) << 16
+    finite = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    half = (finite[1:] + finite[:-1]) / 2
+    beside = [half, np.nextafter(half, np.float32(0)), np.nextafter(half, np.float32(1000))]
+    x = np.concatenate([upper.view(np.float32), *beside, -half, [1000, 465, 464, -1000]])
+    x = x[~np.isnan(x)].astype(np.float32)
+    found = [e4m3_byte(number) for number in x]
+    np.testing.assert_array_equal(found, e4m3_bytes(x.astype(np.float64)))
