@@ -119,7 +119,8 @@ def test_q01_q10_e4m3_bytes_of_the_whole_range():
     finite = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     half = (finite[1:] + finite[:-1]) / 2
     beside = [half, np.nextafter(half, np.float32(0)), np.nextafter(half, np.float32(1000))]
-    x = np.concatenate([upper.view(np.float32), *beside, -half, [1000, 465, 464, -1000]])
-    x = x[~np.isnan(x)].astype(np.float32)
+    numbers = upper.view(np.float32)[~np.isnan(upper.view(np.float32))]
+    beyond = np.float32([1000, 465, 464, -1000])
+    x = np.concatenate([numbers, *beside, -half, beyond])
     found = [e4m3_byte(number) for number in x]
     np.testing.assert_array_equal(found, e4m3_bytes(x.astype(np.float64)))
