@@ -16,7 +16,7 @@ import numpy as np
 
 from ..layouts.config import Config
 from ..layouts.errors import ArgumentError, BatchError, ConfigError, RequestError
-from ..rawkernels.arrays import BF16, as_array, bf16_bits, empty_like_backend, is_cuda
+from ..rawkernels.arrays import BF16, UINT16, as_array, bf16_bits, empty_like_backend, is_cuda
 from ..rawkernels.memory import load_memory
 from ..rawkernels.operations import load_operations
 from ..schedules.batch import Batch, Request
@@ -31,6 +31,8 @@ from .state_reset import reset_states, take_reset
 from .step import StepTools, attend_layer
 from .watch import Watch
 from .workspace import engine_sizes, take_run_buffers, take_workspace
+
+FLOAT32 = np.dtype(np.float32)
 
 
 class Engine:
@@ -208,10 +210,13 @@ class Engine:
         self._check_order(layer, batch)
         with self.memory.scope():
             q, kv = self._activations(layer, batch, q, kv)
-            out = empty_like_backend(q.shape, BF16, q) if out is None else as_array(out, "out")
-            self._check_rows("out", out, q.shape)
+            if out is None:
+                out = empty_like_backend(q.shape, BF16, q)
             if lse is None:
                 lse = self.tools.workspace.lse[: batch.num_tokens]
+            out, lse = as_array(out, "out"), as_array(lse, "lse")
+            self._check_result("out", out, q.shape, (BF16, UINT16))
+            self._check_result("lse", lse, q.shape[:2], (FLOAT32,))
             attend_layer(self.tools, config, batch, q, kv, out, lse)
         self._attended.add(layer)
         return out
@@ -301,6 +306,15 @@ class Engine:
             raise ArgumentError(
                 f"attend: {name} is on a GPU but the engine runs on backend {self.backend!r}"
             )
+
+    def _check_result(self, name: str, array: Any, shape: tuple, dtypes: tuple) -> None:
+        """An array of the caller's that is written to; checked before anything is stored."""
+        self._check_rows(name, array, shape)
+        if array.dtype not in dtypes:
+            wanted = " or ".join(str(dtype) for dtype in dtypes)
+            raise ArgumentError(f"attend: {name}.dtype={array.dtype} but must be {wanted}")
+        if self.backend == "cuda" and not is_cuda(array):
+            raise ArgumentError(f"attend: {name} is a host array but the engine runs on a GPU")
 
     def _check_open(self, call: str, batch: Batch) -> None:
         self._check_alive()

@@ -284,8 +284,10 @@ def test_wrong_activations_are_refused_and_store_nothing(change, says):
                 engine.attend(layer, batch, q, kv)
         with pytest.raises(ArgumentError, match=r"out\.shape"):
             engine.attend(0, batch, q, kv, out=q[:3].copy())
-        with pytest.raises(ArgumentError, match="lse"):
+        with pytest.raises(ArgumentError, match=r"lse\.dtype=float64"):
             engine.attend(0, batch, q, kv, lse=np.zeros((6, 4)))
+        with pytest.raises(ArgumentError, match=r"out\.dtype=float32"):
+            engine.attend(0, batch, q, kv, out=np.zeros(q.shape, np.float32))
         assert np.array_equal(engine.slab, before)
         engine.attend(0, batch, q, kv)
 
