@@ -14,7 +14,7 @@ from engine_runs import TINY, tiny
 
 import ringslab as rs
 from ringslab.engine.batches import build_batch
-from ringslab.engine.nvtx_ranges import Ranges
+from ringslab.engine.nvtx_ranges import Ranges, load_ranges
 from ringslab.engine.traces import TraceEntry
 from ringslab.engine.watch import SAMPLE_EVERY, SAMPLED_STEPS, Watch
 from ringslab.engine.workspace import engine_sizes, take_staging
@@ -285,3 +285,32 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_was_done(tmp_path):
         )
     found = {item["id"]: item["digest"] for item in report["completed"]}
     assert all(found[item["id"]] == item["digest"] for item in again["completed"])
+
+
+def test_the_full_model_runs_and_planar_rings_change_nothing(backend):
+    """All 43 rings of V4.1-Flash, 64 heads of 512: one request of 9 + 4 tokens, verified; the
+    planar layout gives the same digest and the same bytes a sequence, 3,128,352."""
+    digests = set()
+    for name in ("deepseek_v4_1_flash.yaml", "deepseek_v4_1_flash_planar.yaml"):
+        limits = ("engine.num_state_slots=2", "engine.token_budget=16", "run.verify_samples=8")
+        cfg = rs.load_config(name, overrides=limits)
+        with rs.Engine(cfg, backend) as engine:
+            report = engine.run([TraceEntry("a", 9, 4, 0.0)], verify=True)
+        assert report["verify"]["passed"] is True
+        assert report["bytes_per_sequence"]["measured"] == 3128352
+        digests.add(report["digest"])
+    assert len(digests) == 1
+
+
+def test_ranges_come_from_the_nvtx_package_where_it_is(monkeypatch):
+    """Off without a profiler, on with RINGSLAB_NVTX=1 or under one, never with 0."""
+    pytest.importorskip("nvtx")
+    for name in ("RINGSLAB_NVTX", "NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert not load_ranges().enabled
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "injection.so")
+    assert load_ranges().enabled
+    with load_ranges().span("ring_store", 3, 96):
+        pass
+    monkeypatch.setenv("RINGSLAB_NVTX", "0")
+    assert not load_ranges().enabled
