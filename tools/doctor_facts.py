@@ -12,6 +12,7 @@ from ..rawkernels.device.cubin_cache import DIRECTORY_VARIABLE, cache_directory,
 from ..rawkernels.device.inventory import list_gpus
 from ..rawkernels.device.nvrtc import compiler_version
 from ..rawkernels.device.probe import gpu_problem
+from ..rawkernels.device.sass import find_disassembler
 from .doctor_rules import Facts
 
 PACKAGES = (
@@ -45,7 +46,7 @@ def gather_facts() -> Facts:
         nvrtc=nvrtc,
         nvrtc_problem=nvrtc_problem,
         cache=_cache(),
-        programs={"g++": shutil.which("g++"), "nvdisasm": _nvdisasm()},
+        programs={"g++": shutil.which("g++"), "nvdisasm": find_disassembler()},
     )
 
 
@@ -75,8 +76,3 @@ def _cache() -> dict[str, Any]:
         "files": len(files),
         "bytes": sum(path.stat().st_size for path in files),
     }
-
-
-def _nvdisasm() -> str | None:
-    package = _version("nvidia-cuda-nvdisasm")
-    return f"package nvidia-cuda-nvdisasm {package}" if package else shutil.which("nvdisasm")
