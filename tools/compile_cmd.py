@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from ..layouts.errors import KernelBuildError
@@ -51,10 +54,15 @@ def run(args: argparse.Namespace) -> int:
         for file in orphans
         if wanted in file
     ]
-    with progress_to(_progress_line):
-        for kernel, macros, arch in _builds(kernels, archs):
+    with progress_to(_progress_line), ThreadPoolExecutor(os.cpu_count()) as pool:
+        waiting = [
+            # A thread begins without our progress hook, so it is given this context.
+            (build, pool.submit(copy_context().run, _report, *build, disassembler))
+            for build in _builds(kernels, archs)
+        ]
+        for (kernel, _, arch), report in waiting:
             try:
-                rows.append(_report(kernel, macros, arch, disassembler))
+                rows.append(report.result())
             except KernelBuildError as error:
                 failures.append({"name": kernel.name, "arch": arch, "error": str(error)})
     _progress_line("")
@@ -98,33 +106,23 @@ def _report(
 
 
 def _print_table(rows: list[dict[str, Any]], with_sass: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("kernel")
-    table.add_column("arch")
-    for heading in ("regs", "shared", "spills", *(TABLE_OPCODES if with_sass else ())):
-        table.add_column(heading, justify="right")
-    table.add_column("macros", no_wrap=True, overflow="ignore")
+    """One line a build; the macros come last and are not cut, whatever the terminal's width."""
+    opcodes = TABLE_OPCODES if with_sass else ()
+    lines = [("kernel", "arch", "regs", "shared", "spills", *opcodes, "macros")]
     for row in rows:
-        counts = [str(row["sass"].get(opcode, 0)) for opcode in TABLE_OPCODES] if with_sass else []
-        table.add_row(
-            row["name"],
-            row["arch"],
-            str(row["registers"]),
-            str(row["shared_bytes"]),
-            str(row["spill_bytes"]),
-            *counts,
-            escape(" ".join(f"{name}={value}" for name, value in row["macros"].items())),
-        )
-    console.print(table)
+        numbers = [row["registers"], row["shared_bytes"], row["spill_bytes"]]
+        numbers += [row["sass"].get(opcode, 0) for opcode in opcodes]
+        macros = " ".join(f"{name}={value}" for name, value in row["macros"].items())
+        lines.append((row["name"], row["arch"], *map(str, numbers), macros))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, arch, *numbers, macros in lines:
+        cells = [name.ljust(widths[0]), arch.ljust(widths[1])]
+        cells += [cell.rjust(width) for cell, width in zip(numbers, widths[2:-1], strict=True)]
+        print("  ".join([*cells, macros]))
     spilled = sum(row["spill_bytes"] > 0 for row in rows)
-    console.print(f"{len(rows)} builds with NVRTC {compiler_version()}, {spilled} with spills")
+    print(f"{len(rows)} builds with NVRTC {compiler_version()}, {spilled} with spills")
     if not with_sass:
-        console.print("opcodes not counted: pip install nvidia-cuda-nvdisasm")
+        print("opcodes not counted: pip install nvidia-cuda-nvdisasm, and leave --no-sass out")
 
 
 def _progress_line(text: str) -> None:

@@ -100,7 +100,9 @@ def default_cache() -> CubinCache:
 def cache_directory() -> Path:
     """RINGSLAB_CACHE_DIR, or ~/.cache/ringslab. Raises RuntimeError without a home directory."""
     chosen = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "ringslab"
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path.home() / ".cache" / "ringslab"
 
 
 def open_cache(directory: Path | None = None) -> CubinCache:
