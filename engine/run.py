@@ -106,6 +106,7 @@ def run_trace(
                     _loop(state, interrupted, shown, on_step)
             finally:
                 shown.stop()
+                engine.tools.watch.sampling = False
             state.stats.settle()
             state.digests.flush()
             report = _report(state, interrupted())
