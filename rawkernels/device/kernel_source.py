@@ -30,6 +30,7 @@ _C_SCALARS = {
     "uint64_t": np.uint64,
     "float": np.float32,
     "double": np.float64,
+    "TensorMap": np.dtype("V128"),  # hopper.cuh; first in a struct of a multiple of 64 bytes
 }
 # Numbers that formats and rotation tables fix, for every kernel and the host build of the codec.
 FORMAT_MACROS: MacroItems = (

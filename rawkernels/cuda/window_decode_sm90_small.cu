@@ -1,0 +1,158 @@
+// window_decode for sm_90a, MXFP8 records of 512 values: units of one tile, for small batches and
+// for one query token a sequence.
+// grid (at most one block an SM): blocks walk over the tiles; block 384 threads: two consumer
+//      warpgroups, one producer thread, three warps that write the tokens without keys
+// in   slab uint8, flat; offset_len int32 [num_tokens, 2]; q bf16 [num_tokens, num_q_heads, 512]
+//      through q_map; positions int32 [num_tokens], with rope_table only
+// out  out bf16 like q, through out_map and directly; lse f32 [num_tokens, num_q_heads]
+// needs records written earlier on the same stream; ring_len <= 136; num_q_heads % 64 == 0; a plan
+//      not written by a kernel that calls let_next_kernel_start; no visible key gives out 0, lse
+//      -inf
+// bound by memory: a tile reads 64 KB of queries and 66 KB of ring and writes 64 KB; by latency
+//      where a block has one tile
+//
+// The consumer warpgroups take the tiles in turn. While one works on a tile, the other takes the
+// queries of the next into registers, so that their slots serve its records: these are then there
+// when the window is free. The queries of a block's first tile wait in the window itself.
+#include "hopper.cuh"
+#include "window_decode_sm90_small_params.cuh"
+#include "window_decode_tile_sm90.cuh"
+
+constexpr int QUERY_STEPS = HEAD_DIM / 16;  // steps of 16 columns of S = Q K^T
+constexpr int OWN_TILE_LEFT = WINDOW_FREE + CONSUMERS;  // and + 1: named barrier of one warpgroup
+
+__device__ __forceinline__ int2 load_keys(const DecodeParams& p, int tile) {
+  return tile < p.num_units ? __ldg(p.offset_len + tile / p.head_tiles) : make_int2(0, 0);
+}
+
+// One thread. Items in their order of use: the records of the first tile, then for each further
+// tile its queries and its records, at last an empty tile.
+__device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared) {
+  int n = 0;
+  int2 offset_len = load_keys(p, blockIdx.x);
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+
+  SlotWriter writer;
+  const uint32_t first_full = shared_address(&shared.first_queries_full);
+#pragma unroll 1
+  for (int tile = blockIdx.x; tile < p.num_units; tile += gridDim.x) {
+    const int2 next = load_keys(p, tile + gridDim.x);
+    int state_id;
+    const int2 keys = visible_keys(p, offset_len, state_id);
+    offset_len = next;
+    if (keys.y == 0) continue;
+    Unit& unit = shared.units[n % INFO_ENTRIES];  // of a tile that both warpgroups have left
+    unit.first_tile = tile;
+    unit.num_tiles = 1;
+    unit.first_row = keys.x;
+    unit.num_rows = keys.y;
+    unit.keys[0] = keys;
+    if (n == 0) {
+      barrier_expect(first_full, NUM_SLABS * SLOT_BYTES);
+#pragma unroll 1
+      for (int slab = 0; slab < NUM_SLABS; slab++)
+        copy_tile(shared_address(shared.window[slab]), &p.q_map, slab * SLAB_COLUMNS,
+                  tile * HEAD_TILE, first_full);
+    } else {
+      request_queries(p, shared, writer, tile, n % CONSUMERS);
+    }
+    request_records(p, shared, writer, state_id, keys.x, keys.y);
+    n++;
+  }
+  if (n == 0) barrier_expect(first_full, 0);
+  for (int slab = 0; n > 0 && slab < NUM_SLABS; slab++) {
+    writer.open(shared, n % CONSUMERS, 0);
+    writer.next();
+  }
+  end_units(shared, writer, n);
+}
+
+// The queries of tile n of the block into registers, as A operands of S = Q K^T.
+__device__ __forceinline__ void take_queries(uint32_t (&q)[QUERY_STEPS][4], Shared& shared,
+                                             SlotReader& reader, int n, int consumer, int tid) {
+  const int lane = tid % 32, row = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane % 16;
+  if (n == 0) barrier_wait(shared_address(&shared.first_queries_full), 0);
+#pragma unroll
+  for (int slab = 0; slab < NUM_SLABS; slab++) {
+    uint32_t from = shared_address(shared.window[slab]);
+    if (n > 0) {
+      reader.wait(shared, consumer);
+      from = shared_address(shared.slots[reader.slot]);
+    }
+#pragma unroll
+    for (int i = 0; i < SLAB_COLUMNS / 16; i++)
+      ldmatrix_x4(q[slab * (SLAB_COLUMNS / 16) + i],
+                  from + row * SLAB_ROW_BYTES + ((2 * i + lane / 16) ^ (row % 8)) * 16);
+    if (n > 0) {
+      barrier_arrive(shared_address(shared.empty + reader.slot));
+      reader.advance(1);
+    }
+  }
+}
+
+// One consumer warpgroup: the tiles n = consumer, consumer + 2, ... of the block are its own.
+__device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, int consumer,
+                                        int tid) {
+  const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
+  SlotReader reader;
+#pragma unroll 1
+  for (int n = consumer;; n += CONSUMERS) {
+    // ---- the other warpgroup's tile; the window is free once all of this one have left theirs
+    if (n == 1) named_barrier(WINDOW_FREE, CONSUMER_THREADS);
+    if (n > 1) {
+      named_barrier(OWN_TILE_LEFT + consumer, WARPGROUP_THREADS);
+      reader.skip(NUM_SLABS);
+    }
+    if (n > 0 && !fill_window(p, shared, reader, n - 1, consumer, tid)) break;
+    // ---- its own tile; the window is free once the other one has left its tile, or at first once
+    // the queries in it are taken
+    uint32_t q[QUERY_STEPS][4];
+    take_queries(q, shared, reader, n, consumer, tid);
+    named_barrier(WINDOW_FREE, CONSUMER_THREADS);
+    if (!fill_window(p, shared, reader, n, consumer, tid)) break;
+
+    const Unit& unit = shared.units[n % INFO_ENTRIES];
+    const Tile tile = load_tile(p, unit.first_tile, unit.keys[0], head, lane);
+    float s[SCORES];
+    const uint32_t keys = descriptor(shared_address(shared.window));
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < QUERY_STEPS; i++)
+      product_qk(s, q[i],
+                 keys + i / 4 * descriptor_step(SLAB_BYTES) + i % 4 * descriptor_step(32), i != 0);
+    products_commit();
+    products_wait<0>();
+    products_ready(s);
+    finish_tile(p, shared, s, tile, shared.nan_rows[n % INFO_ENTRIES], WINDOW_FREE, tid);
+  }
+  if (lane == 0) wait_stores_done();
+}
+
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
+window_decode_sm90_small(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+  const int tid = threadIdx.x, lane = tid % 32;
+  const int warpgroup = __shfl_sync(~0u, tid / WARPGROUP_THREADS, 0);
+  if (tid == CONSUMER_THREADS) {
+    prefetch_tensor_map(&p.q_map);
+    prefetch_tensor_map(&p.out_map);
+  }
+  prepare_shared(shared, tid);
+  __syncthreads();
+
+  if (warpgroup == CONSUMERS) {
+    give_registers<PRODUCER_REGISTERS>();
+    const int warp = tid % WARPGROUP_THREADS / 32;
+    if (warp == 0) {
+      if (lane == 0) produce(p, shared);
+    } else {
+      wait_for_previous_kernel();
+      zero_blind_tokens(p, warp - 1, lane);
+    }
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, warpgroup, tid);
+  }
+}

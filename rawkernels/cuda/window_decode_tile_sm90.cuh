@@ -1,0 +1,212 @@
+// The second half of a tile in the Hopper kernels of window_decode: scores to weights, O = P V,
+// inverse rotation, stores.
+#pragma once
+#include "window_decode_sm90.cuh"
+
+constexpr int SCORES = KEY_ROWS / 2;       // registers of S a thread: 2 heads x 34 rows of keys
+constexpr int OUT_PART_COLUMNS = 128;      // columns of O at a time
+constexpr int OUT_PARTS = HEAD_DIM / OUT_PART_COLUMNS;
+constexpr int OUT_REGISTERS = OUT_PART_COLUMNS / 2;
+constexpr int ROPE_COLUMNS = 64, ROPE_PAIRS = ROPE_COLUMNS / 2;
+static_assert(ROPE_PAIRS == 32, "a lane holds one pair's rotation");
+static_assert(ROPE_COLUMNS == SLAB_COLUMNS, "the last slab stored is the one that is rotated");
+
+struct Tile {
+  int first_row;    // of q, out and lse: token * num_q_heads + first head
+  int2 keys;        // window row of the oldest visible key, number of visible keys; they wrap
+  float sink[2];    // of this thread's heads, times log2 e; -inf without a sink
+  float2 rotation;  // of pair `lane` back from the token's position: (cos, -sin)
+};
+
+// What a tile needs beside its queries; the loads are on their way while S is computed.
+__device__ __forceinline__ Tile load_tile(const DecodeParams& p, int tile, int2 keys, int head,
+                                          int lane) {
+  const int token = tile / p.head_tiles, first_head = (tile - token * p.head_tiles) * HEAD_TILE;
+  const float none = __int_as_float(0xFF800000);
+  Tile t = {tile * HEAD_TILE, keys, {none, none}, {1.0f, 0.0f}};
+  if (p.sink != nullptr) {
+    t.sink[0] = __ldg(p.sink + first_head + head) * LOG2_E;
+    t.sink[1] = __ldg(p.sink + first_head + head + 8) * LOG2_E;
+  }
+  if (p.rope_table != nullptr) {
+    const int position = __ldg(p.positions + token);
+    const float2 forward = rope_rotation(p.rope_table, ROPE_PAIRS, position, lane);
+    t.rotation = make_float2(forward.x, -forward.y);
+  }
+  return t;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Scores that the token does not see become -inf; of those it sees, the ones of rows that are not
+// finite become NaN. Returns the largest of each of the thread's two heads in `largest`.
+__device__ __forceinline__ void mask_scores(float (&s)[SCORES], float (&largest)[2], int2 keys,
+                                            int ring_len, const NanRows& nan_rows, int quad) {
+  if (nan_rows.any != 0) {
+#pragma unroll
+    for (int j = 0; j < SCORES / 4; j++) {
+      const uint32_t bits = nan_rows.words[j / 4] >> (j % 4 * 8 + 2 * quad);
+      if (bits & 1) s[4 * j] = s[4 * j + 2] = __int_as_float(0x7FC00000);
+      if (bits & 2) s[4 * j + 1] = s[4 * j + 3] = __int_as_float(0x7FC00000);
+    }
+  }
+  const float none = __int_as_float(0xFF800000);
+  const int to_wrap = min(keys.y, ring_len - keys.x), wrapped = keys.y - to_wrap;
+  const int from_first = 2 * quad - keys.x, from_wrap = 2 * quad - wrapped;
+  largest[0] = largest[1] = none;
+#pragma unroll
+  for (int j = 0; j < SCORES / 4; j++) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int row = 8 * j + e;  // + 2 * quad
+      const bool seen = (uint32_t)(from_first + row) < (uint32_t)to_wrap || from_wrap < -row;
+#pragma unroll
+      for (int head = 0; head < 2; head++) {
+        float& score = s[4 * j + 2 * head + e];
+        score = seen ? score : none;
+        largest[head] = fmaxf(largest[head], score);
+      }
+    }
+  }
+  largest[0] = quad_max(largest[0]);
+  largest[1] = quad_max(largest[1]);
+}
+
+// Rotates the last 64 columns, which are in registers 32 .. 63 of the last part.
+__device__ __forceinline__ void rotate_back(float (&o)[OUT_REGISTERS], float2 rotation,
+                                            int adjacent, int quad) {
+  constexpr int FIRST = OUT_REGISTERS - ROPE_COLUMNS / 2;
+#pragma unroll
+  for (int i = 0; i < ROPE_COLUMNS / 8; i++) {
+    // Adjacent: columns 8i + 2 quad and the next. Half: columns 8 (i / 2) + 2 quad + i % 2 and +
+    // 32.
+    const int pair = adjacent ? 4 * i + quad : i / 2 * 8 + 2 * quad + i % 2;
+    const float2 turn = make_float2(__shfl_sync(~0u, rotation.x, pair),
+                                    __shfl_sync(~0u, rotation.y, pair));
+#pragma unroll
+    for (int head = 0; head < 2; head++) {
+      if (adjacent) {
+        float &a = o[FIRST + 4 * i + 2 * head], &b = o[FIRST + 4 * i + 2 * head + 1];
+        const float x0 = a, x1 = b;
+        a = rotated_first(x0, x1, turn);
+        b = rotated_second(x0, x1, turn);
+      } else {
+        const int at = FIRST + i / 2 * 4 + 2 * head + i % 2;
+        float &a = o[at], &b = o[at + ROPE_COLUMNS / 4];
+        const float x0 = a, x1 = b;
+        a = rotated_first(x0, x1, turn);
+        b = rotated_second(x0, x1, turn);
+      }
+    }
+  }
+}
+
+// Columns `column` .. + 63 of the warp's 16 heads: rounded, staged, and sent off. x: their
+// accumulators, inverse: 1 / the sums of the thread's two heads.
+__device__ __forceinline__ void store_columns(const DecodeParams& p, const float* x,
+                                              const float (&inverse)[2], uint32_t stage, int column,
+                                              int row, int lane) {
+  if (lane == 0) wait_stores_read();
+  __syncwarp();
+  const int stage_row = lane % 16, half = lane / 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    // The sum with +0 makes a zero positive, whatever signs the products of zero weights had.
+    uint32_t packed[4];
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+      const float* pair = x + 8 * i + 2 * m;
+      packed[m] = pack_bf16(fmaf(pair[0], inverse[m % 2], 0.0f),
+                            fmaf(pair[1], inverse[m % 2], 0.0f));
+    }
+    const int piece = (2 * i + half) ^ (stage_row % 8);
+    stmatrix_x4(stage + stage_row * SLAB_ROW_BYTES + piece * 16, packed[0], packed[1], packed[2],
+                packed[3]);
+  }
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) {
+    store_tile(&p.out_map, column, row, stage);
+    commit_stores();
+  }
+}
+
+// From the scores of a tile to its output and lse; one consumer warpgroup. `window_free`: id of the
+// named barrier to arrive at once the window is no longer read, 0 for none.
+__device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& shared,
+                                            float (&s)[SCORES], const Tile& tile,
+                                            const NanRows& nan_rows, int window_free, int tid) {
+  const int lane = tid % 32, quad = lane % 4, warp = tid / 32;
+  const int warp_row = tile.first_row + warp % 4 * STAGE_ROWS;
+  // ---- weights: softmax over the whole window, exact
+  float largest[2];
+  mask_scores(s, largest, tile.keys, p.ring_len, nan_rows, quad);
+  // Without a visible key, or with NaN scores only, the base is 0: then weights are 0, or NaN.
+  float base[2], sum[2], part[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int head = 0; head < 2; head++)
+    base[head] = largest[head] == __int_as_float(0xFF800000) ? 0.0f : largest[head] * p.scale_log2;
+  uint32_t weights[KEY_STEPS * 4];  // bf16 pairs, as the A operand of O = P V
+  weights[KEY_STEPS * 4 - 2] = weights[KEY_STEPS * 4 - 1] = 0;  // rows 136 .. 143
+#pragma unroll
+  for (int j = 0; j < SCORES / 4; j++) {
+#pragma unroll
+    for (int head = 0; head < 2; head++) {
+      const float w0 = exp2_approx(fmaf(s[4 * j + 2 * head], p.scale_log2, -base[head]));
+      const float w1 = exp2_approx(fmaf(s[4 * j + 2 * head + 1], p.scale_log2, -base[head]));
+      weights[2 * j + head] = pack_bf16(w0, w1);
+      part[head] += w0 + w1;
+      // Summed in four parts, rows 0 .. 39, .. 71, .. 103, .. 135.
+      if (j % 4 == 0 && j > 0) {
+        sum[head] = j == 4 ? part[head] : sum[head] + part[head];
+        part[head] = 0.0f;
+      }
+    }
+  }
+  float inverse[2];
+#pragma unroll
+  for (int head = 0; head < 2; head++) {
+    sum[head] = quad_sum(sum[head]);
+    if (quad == 0)
+      p.lse[warp_row + lane / 4 + 8 * head] = (base[head] + __log2f(sum[head])) * LN_2;
+    const float all = sum[head] + exp2_approx(tile.sink[head] - base[head]);
+    inverse[head] = tile.keys.y > 0 ? reciprocal_approx(all) : 0.0f;
+  }
+  // ---- O = P V, a part of the columns at a time; the part before leaves between the products
+  float o[2][OUT_REGISTERS];
+  const uint32_t stage = shared_address(shared.stage[warp]);
+#pragma unroll
+  for (int part_id = 0; part_id < OUT_PARTS; part_id++) {
+    const int slab = part_id * (OUT_PART_COLUMNS / SLAB_COLUMNS);
+    const uint32_t values = descriptor(shared_address(shared.window[slab]), SLAB_BYTES);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < KEY_STEPS; k++) {
+      product_pv(o[part_id % 2], weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
+                 weights[4 * k + 3], values + k * descriptor_step(16 * SLAB_ROW_BYTES), k != 0);
+      if (part_id > 0 && k < KEY_STEPS - 1) {
+        warp_barrier();  // keeps the stores where they are written
+        if (k % 4 == 0)
+          store_columns(p, o[(part_id - 1) % 2] + k * 8, inverse, stage,
+                        (part_id - 1) * OUT_PART_COLUMNS + k * 16, warp_row, lane);
+      }
+    }
+    products_commit();
+    products_wait<0>();
+    products_ready(o[part_id % 2]);
+  }
+  if (window_free != 0) named_arrive(window_free, CONSUMER_THREADS);
+  constexpr int LAST = OUT_PARTS - 1;
+  if (p.rope_table != nullptr) rotate_back(o[LAST % 2], tile.rotation, p.rope_adjacent, quad);
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    store_columns(p, o[LAST % 2] + half * 32, inverse, stage,
+                  LAST * OUT_PART_COLUMNS + half * SLAB_COLUMNS, warp_row, lane);
+}
