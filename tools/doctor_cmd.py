@@ -57,7 +57,8 @@ def _print_tables(facts: Facts, findings: list[Finding]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    table = Table("what", "found", title="This machine", title_justify="left")
+    table = Table("what", title="This machine", title_justify="left")
+    table.add_column("found", overflow="fold")
     for what, found in _rows(facts):
         table.add_row(what, escape(found))
     console.print(table)
