@@ -1,5 +1,5 @@
 // window_decode: query tokens against the newest keys of their sequences' rings, latent heads.
-// grid (num_tokens * head_tiles); block NUM_THREADS: 4, 8 or 2 warps for 32, 64 or 16 heads
+// grid (num_tokens * head_tiles); block NUM_THREADS: 2, 4 or 8 warps for HEAD_TILE 16, 32 or 64
 // in   slab uint8 [num_state_slots * slot_bytes], flat; q bf16 [num_tokens, num_q_heads, HEAD_DIM]
 //      offset_len int32 [num_tokens, 2]; positions int32 [num_tokens], read where ROPE_DIMS > 0
 // out  out bf16 [num_tokens, num_q_heads, HEAD_DIM]; lse f32 [num_tokens, num_q_heads]

@@ -1,5 +1,5 @@
 // window_prefill: query tokens of prefill chunks against the joint buffer of a layer, latent heads.
-// grid (num_tokens * head_tiles); block NUM_THREADS: 4, 8 or 2 warps for 32, 64 or 16 heads
+// grid (num_tokens * head_tiles); block NUM_THREADS: 2, 4 or 8 warps for HEAD_TILE 16, 32 or 64
 // in   records uint8 [num_records, RECORD_BYTES], whole records: history, then new tokens
 //      q bf16 [num_tokens, num_q_heads, HEAD_DIM]; pivots int32 [num_tokens, 4]
 //      positions int32 [num_tokens], read where ROPE_DIMS > 0
