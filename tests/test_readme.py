@@ -1,11 +1,13 @@
 """README and docs say what is so: examples run, commands exist, links lead somewhere."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 import ringslab
+from ringslab.layouts import config_schema
 from ringslab.tools import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +67,19 @@ def test_public_names_are_named():
     table = README[README.index("| names | what |") : README.index("## Backends")]
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row)}
     assert named == set(dir(ringslab)) - {"__version__"}
+
+
+def test_every_key_is_explained():
+    """docs/configuration.md names every key of the schema, and no packaged file is left out."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    words = set(re.findall(r"\w+", _code_of(text)))
+    sections = [item for name, item in vars(config_schema).items() if name.endswith("Section")]
+    assert len(sections) >= 10
+    for section in sections:
+        missing = {field.name for field in dataclasses.fields(section)} - words
+        assert not missing, f"{section.__name__}: {missing}"
+    packaged = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    assert packaged == set(re.findall(r"^\| `(\w+\.yaml)`", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
