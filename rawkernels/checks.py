@@ -5,13 +5,13 @@ microseconds. Values (ids, rows) are checked on the host backends only, by the f
 on a GPU that would take a synchronisation, and kernels skip what is out of range instead.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ..layouts.errors import ArgumentError
 from ..layouts.formats import MX_BLOCK, RecordFormat
+from ..layouts.plans import DecodePlan, PrefillPlan
 from ..layouts.rope import Rope
 from ..layouts.sizes import div_ceil
 from ..layouts.slots import SlotLayout
@@ -26,6 +26,7 @@ BF16_BITS = (BF16, UINT16)
 BF16_OR_F32 = (BF16, UINT16, F32[0])
 ATTENTION_OUT = (BF16, UINT16, np.dtype(np.float64))  # float64: the reference, unrounded
 SLAB_BASE_ALIGN = 16  # bytes; kernels move records in pieces of 16
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # scalars of kernels are float32
 
 Axis = tuple[int | None, str]  # wanted extent (None: any) and what it comes from
 
@@ -75,8 +76,21 @@ def check_place(op: str, **arrays: Any) -> None:
 def check_scale_rule(op: str, scale_rounding: str, amax_floor: float) -> None:
     if scale_rounding not in ("ceil", "floor"):
         raise ArgumentError(f"{op}: scale_rounding={scale_rounding!r} but must be ceil or floor")
-    if not 0.0 <= amax_floor < math.inf:
-        raise ArgumentError(f"{op}: amax_floor={amax_floor} but must be finite and at least 0")
+    if not _is_real(amax_floor) or not 0.0 <= amax_floor <= FLOAT32_MAX:
+        raise ArgumentError(
+            f"{op}: amax_floor={amax_floor!r} but must be a number of at least 0, finite in float32"
+        )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def check_plan(op: str, plan: Any, wanted: type[DecodePlan] | type[PrefillPlan]) -> None:
+    """ArgumentError unless `plan` is of the kind that the operation reads."""
+    if not isinstance(plan, wanted):
+        maker = "plan_decode" if wanted is DecodePlan else "plan_prefill"
+        raise ArgumentError(f"{op}: plan is {type(plan).__name__}; pass what {maker} returns")
 
 
 def check_quantize_mxfp8(
@@ -253,8 +267,11 @@ def _check_attention(
     rows = (tokens, "q.shape[0]")
     check_output(op, "out", out, ATTENTION_OUT, (rows, heads, (q.shape[2], "q.shape[2]")))
     check_output(op, "lse", lse, F32, (rows, heads))
-    if not math.isfinite(options["softmax_scale"]):
-        raise ArgumentError(f"{op}: softmax_scale={options['softmax_scale']} but must be finite")
+    scale = options["softmax_scale"]
+    if not _is_real(scale) or not abs(scale) <= FLOAT32_MAX:
+        raise ArgumentError(
+            f"{op}: softmax_scale={scale!r} but must be a number, finite in float32"
+        )
     if options["sink"] is not None:
         check_array(op, "sink", options["sink"], F32, (heads,))
     if options["rope_out"] is not None:

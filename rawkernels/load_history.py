@@ -7,6 +7,7 @@ import numpy as np
 from ..layouts.plans import PrefillPlan
 from ..layouts.slots import RingKind, SlotLayout
 from .arrays import as_array, backend_of, empty_like_backend
+from .checks import check_plan
 from .operations import operation
 from .ring_access import ring_access
 
@@ -29,6 +30,7 @@ def load_history(
     untouched, so the joint buffer of a layer can be passed.
     Raises ArgumentError for other shapes, or a plan made for another ring_len.
     """
+    check_plan("load_history", plan, PrefillPlan)
     slab = as_array(slab, "slab")
     if out is None:
         record_bytes = ring_access("load_history", layout, layer, kind).format.record_bytes

@@ -26,7 +26,10 @@ class RingAccess:
 
 def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa") -> RingAccess:
     """Addresses of a layer's ring. Raises LayoutError where the layer has no such ring, and
-    ArgumentError where the ring holds compression state, which has no records."""
+    ArgumentError where the ring holds compression state, which has no records, or `layout` is no
+    SlotLayout."""
+    if not isinstance(layout, SlotLayout):
+        raise ArgumentError(f"{op}: layout is {type(layout).__name__}, not a SlotLayout")
     ring = layout.ring(layer, kind)
     fmt = ring.record_format
     if fmt is None:

@@ -8,6 +8,7 @@ from ..layouts.plans import DecodePlan
 from ..layouts.rope import Rope
 from ..layouts.slots import RingKind, SlotLayout
 from .arrays import BF16, as_array, backend_of, empty_like_backend
+from .checks import check_plan
 from .operations import operation
 
 
@@ -37,6 +38,7 @@ def window_decode(
     Raises ArgumentError for other shapes, dtypes, strides or devices, and for a plan made for
     another ring_len.
     """
+    check_plan("window_decode", plan, DecodePlan)
     q, slab = as_array(q, "q"), as_array(slab, "slab")
     sink = None if sink is None else as_array(sink, "sink")
     out = empty_like_backend(q.shape, BF16, q) if out is None else out

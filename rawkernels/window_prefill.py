@@ -8,6 +8,7 @@ from ..layouts.formats import RecordFormat
 from ..layouts.plans import PrefillPlan
 from ..layouts.rope import Rope
 from .arrays import BF16, as_array, backend_of, empty_like_backend
+from .checks import check_plan
 from .operations import operation
 
 
@@ -34,6 +35,7 @@ def window_prefill(
     s = (q . k) * softmax_scale, o = sum exp(s - m) v / (sum exp(s - m) + exp(sink - m)).
     Raises ArgumentError for other shapes, dtypes, strides or devices.
     """
+    check_plan("window_prefill", plan, PrefillPlan)
     q, records = as_array(q, "q"), as_array(records, "records")
     sink = None if sink is None else as_array(sink, "sink")
     out = empty_like_backend(q.shape, BF16, q) if out is None else out
