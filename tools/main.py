@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": "replay a request trace through prefill and decode steps",
     "layout": "print the bytes of a state slot as a table and a picture",
     "compile": "compile every CUDA kernel and report its registers and spills",
+    "bench": "time every operation against the floor that bytes and FLOPs set",
     "doctor": "say what this machine can run, and why not",
 }
 EXIT_ERROR = 2  # a mistake in what was given; argparse uses the same number

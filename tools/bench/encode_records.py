@@ -1,0 +1,47 @@
+"""encode_records: rotate and quantize new vectors into records, in a prefill.
+
+Measures `tokens` vectors at random positions. Bound by bytes: a bf16 vector and a position read, a
+record written.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...layouts.config import Config
+from ...rawkernels.operations import operation
+from .common import Place, Shape, Work, num_sets
+from .inputs import FIRST_POSITIONS, host_rows, random_bf16, sample_rows, upload, window_layers
+from .records import INDEX_BYTES, kv_bytes, require_equal
+
+AXES = {"tokens": (65536,)}
+SMOKE = {"tokens": 37}
+
+
+def prepare(place: Place, cfg: Config, shape: Shape, rng: np.random.Generator) -> Work:
+    """Work of a shape {tokens}."""
+    tokens = shape["tokens"]
+    layers = window_layers(cfg)
+    fmt = layers[0].record_format
+    size = tokens * (kv_bytes(cfg) + INDEX_BYTES + fmt.record_bytes)
+    host_positions = rng.integers(*FIRST_POSITIONS, tokens).astype(np.int32)
+    positions = upload(place, host_positions)
+    vectors, outputs, calls = [], [], []
+    for i in range(num_sets(size)):
+        kv = random_bf16(place, (tokens, cfg.head_dim), rng)
+        out = place.memory.empty((tokens, fmt.record_bytes), np.uint8)
+        options = {"record_format": fmt, "rope": layers[i % len(layers)].rope}
+        calls.append(partial(place.ops.encode_records, kv, positions, out, **options))
+        vectors.append(kv)
+        outputs.append(out)
+
+    def check() -> dict[str, Any]:
+        rows = sample_rows(tokens, rng)
+        kv = host_rows(place, vectors[0], rows)
+        wanted = np.empty((len(rows), fmt.record_bytes), np.uint8)
+        reference = operation("reference", "encode_records")
+        reference(kv, host_positions[rows], wanted, record_format=fmt, rope=layers[0].rope)
+        return require_equal(host_rows(place, outputs[0], rows), wanted, "records")
+
+    return Work(calls=tuple(calls), outputs=(outputs[0],), bytes=size, flops=0, check=check)
