@@ -7,6 +7,7 @@ In a folder the files are `q.L.npy`, `ID/q.L.npy`; they are mapped, not loaded.
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,17 @@ from ..layouts.errors import ActivationError
 from ..rawkernels.arrays import BF16
 from .finite import check_finite_bits
 
+# What reading a damaged .npz file raises: RuntimeError and NotImplementedError where its flags ask
+# for a password or a compression that does not exist, MemoryError for a shape out of all measure.
+DAMAGED_ZIP = (
+    ValueError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 BF16_ON_DISK = (np.dtype(np.uint16), BF16, np.dtype("V2"))
 
 
@@ -123,7 +135,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         raise
     except OSError as error:
         raise ActivationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except DAMAGED_ZIP as error:
         raise ActivationError(f"{path}: is not a whole .npz file: {error}") from error
     if not arrays:
         raise ActivationError(f"{path}: holds no arrays")

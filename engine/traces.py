@@ -27,6 +27,7 @@ from .tokens import (
 TraceKind = Literal["mooncake", "azure", "synthetic"]
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MAX_DIGITS = 20  # of a length in a CSV file
 PROMPT_LEN_STREAM, OUTPUT_LEN_STREAM = 101, 102  # first words of the synthetic trace's hashes
 
 
@@ -164,7 +165,7 @@ def _json_record(path: Path, line: int, text: str) -> dict:
 
     try:
         record = json.loads(text, object_pairs_hook=refuse_doubles)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: an integer too long to read, too
         cut = "" if text.endswith("\n") else " (the last line, which may have been cut off)"
         where = getattr(error, "colno", 1)
         raise TraceError(f"{path}:{line}:{where}: is not a JSON record{cut}: {error}") from error
@@ -184,7 +185,8 @@ def _hash_ids(path: Path, line: int, ids, prompt_len: int) -> tuple[int, ...]:
     for i, block in enumerate(ids):
         if type(block) is not int or not 0 <= block < 2**63:
             raise TraceError(
-                f"{path}:{line}: hash_ids[{i}]={block!r} but must be an integer in 0 .. 2^63 - 1"
+                f"{path}:{line}: hash_ids[{i}]={block!r:.80} but must be an integer in "
+                "0 .. 2^63 - 1"
             )
     needed = div_ceil(prompt_len, HASH_BLOCK_TOKENS)
     if len(ids) != needed:
@@ -251,17 +253,20 @@ def _azure_time(path: Path, line: int, text: str) -> float:
 
 def _number(path: Path, line: int, name: str, value) -> float:
     if type(value) not in (int, float) or not 0 <= value < 2**53:
-        raise TraceError(f"{path}:{line}: {name}={value!r} but must be a number of at least 0")
+        raise TraceError(f"{path}:{line}: {name}={value!r:.80} but must be a number of at least 0")
     return float(value)
 
 
 def _length(path: Path, line: int, name: str, value, *, least: int) -> int:
     if isinstance(value, str):
         digits = value.strip()
-        value = int(digits) if digits.removeprefix("-").isdecimal() and digits.isascii() else value
+        is_whole = digits.removeprefix("-").isdecimal() and digits.isascii()
+        # Python refuses to read thousands of digits; any length that is allowed has ten at most.
+        value = int(digits) if is_whole and len(digits) <= MAX_DIGITS else value
     if type(value) is not int or value < least or value > MAX_POSITION:
         raise TraceError(
-            f"{path}:{line}: {name}={value!r} but must be an integer in {least} .. {MAX_POSITION}"
+            f"{path}:{line}: {name}={value!r:.80} but must be an integer in {least} .. "
+            f"{MAX_POSITION}"
         )
     return value
 

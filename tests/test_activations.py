@@ -137,6 +137,25 @@ def test_files_that_are_not_whole_are_refused(tmp_path):
         open_tiny(folder)
 
 
+def test_damaged_bytes_of_a_compressed_file_are_refused(tmp_path):
+    """Every byte of a small compressed .npz, one after the other, is turned over: the file is
+    refused, or reads as the arrays it held (a date, a name that is there twice)."""
+    path = tmp_path / "recorded.npz"
+    q = np.arange(2 * 2 * 4, dtype=np.uint16).reshape(2, 2, 4)
+    np.savez_compressed(path, **{"q.0": q, "kv.0": q[:, 0]})
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            source = open_recorded(path, 1, 2, 4)
+        except ActivationError:
+            refused += 1
+        else:
+            assert np.array_equal(source.arrays(0, "a")[0], q)
+    assert refused > len(whole) // 2
+
+
 def test_a_file_source_needs_a_path():
     with pytest.raises(ConfigError, match="activations_path"):
         rs.load_config(TINY, overrides=("run.activations=file",))

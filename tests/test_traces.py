@@ -109,6 +109,21 @@ def test_bad_azure_traces_name_file_and_line(tmp_path, text, where, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("digits", [4_000, 5_000])
+def test_lengths_of_thousands_of_digits(tmp_path, digits):
+    """Python reads integers of at most 4,300 digits: a longer length is a bad trace like any other,
+    and its message is short."""
+    long = "1" * digits
+    mooncake = f'{{"timestamp": 0, "input_length": {long}, "output_length": 1, "hash_ids": [0]}}\n'
+    azure = AZURE + f"2023-11-16 18:15:46.2,{long},4\n"
+    for text, name, number in ((mooncake, "trace.jsonl", 1), (azure, "trace.csv", 2)):
+        path = write(tmp_path, text, name)
+        with pytest.raises(TraceError) as caught:
+            read_trace(path)
+        assert f"{path}:{number}:" in str(caught.value)
+        assert len(str(caught.value)) < len(str(path)) + 300
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(tmp_path / "absent.jsonl")
