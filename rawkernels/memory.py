@@ -28,24 +28,40 @@ class Memory:
     pinned(shape, dtype)    a host array that `upload` reads at full speed
     upload(dst, src)        copies a host array into dst (same shape and dtype) in stream order; a
                             pinned source must stay as it is until an event recorded after it
+    zero(x)                 sets all bytes to 0, in stream order
+    copy(dst, src)          the first dst.nbytes bytes of src, in stream order; both on the device
+    take_rows(src, rows, dst)  dst[i] = src[rows[i]] along the first axis, in stream order
     to_host(x)              a NumPy copy; waits for what was queued before
     record() -> event       marks this point of the stream (on the host: the time)
     wait(event)             returns when everything before the event is done
     elapsed_us(a, b)        microseconds between two events that are done
     free_bytes()            (free, total) bytes
     scope()                 a context in which the device and the stream are the current ones
+    capture(run) -> launch  what `run()` queues on the current stream, as one CUDA graph that
+                            launch() replays on the stream current then; run() itself queues nothing
+                            now, must allocate nothing, and must have run once before, so that its
+                            kernels are there. On the host launch() is run()
+    capturing()             whether the current stream is being captured
+    hold() -> release       keeps back what is queued from here on until release() is called (or a
+                            second has passed), so that times between events are the device's alone
     """
 
     place: str
     empty: Callable[[tuple[int, ...], Any], Any]
     pinned: Callable[[tuple[int, ...], Any], np.ndarray]
     upload: Callable[[Any, np.ndarray], None]
+    zero: Callable[[Any], None]
+    copy: Callable[[Any, Any], None]
+    take_rows: Callable[[Any, Any, Any], None]
     to_host: Callable[[Any], np.ndarray]
     record: Callable[[], Any]
     wait: Callable[[Any], None]
     elapsed_us: Callable[[Any, Any], float]
     free_bytes: Callable[[], tuple[int, int]]
     scope: Callable[[], AbstractContextManager]
+    capture: Callable[[Callable[[], None]], Callable[[], None]]
+    capturing: Callable[[], bool]
+    hold: Callable[[], Callable[[], None]]
 
 
 def load_memory(backend: str, device: int = 0, stream: Any = None) -> Memory:
@@ -59,12 +75,18 @@ def load_memory(backend: str, device: int = 0, stream: Any = None) -> Memory:
         empty=_empty,
         pinned=_empty,
         upload=_copy,
+        zero=_zero,
+        copy=_copy_first,
+        take_rows=_take_rows,
         to_host=np.array,
         record=time.perf_counter,
         wait=_no_wait,
         elapsed_us=_elapsed_us,
         free_bytes=host_bytes,
         scope=nullcontext,
+        capture=lambda run: run,
+        capturing=lambda: False,
+        hold=lambda: _nothing,
     )
 
 
@@ -108,6 +130,22 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def _copy(dst: np.ndarray, src: np.ndarray) -> None:
     dst[...] = src
+
+
+def _zero(x: np.ndarray) -> None:
+    x.fill(0)
+
+
+def _copy_first(dst: np.ndarray, src: np.ndarray) -> None:
+    dst[...] = src.reshape(-1)[: dst.size].reshape(dst.shape)
+
+
+def _take_rows(src: np.ndarray, rows: np.ndarray, dst: np.ndarray) -> None:
+    np.take(src, rows, axis=0, out=dst, mode="clip")  # "raise" would copy through a buffer
+
+
+def _nothing() -> None:
+    """On the host nothing is queued."""
 
 
 def _no_wait(event: float) -> None:

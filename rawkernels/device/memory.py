@@ -1,6 +1,8 @@
 """A GPU's memory, copies and events through CuPy, as `rawkernels/memory.py` describes them."""
 
-from contextlib import ExitStack, nullcontext
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,9 @@ import numpy as np
 from ...layouts.errors import DeviceMemoryError
 from ..memory import Memory, refuse_too_large
 from .probe import gpu_problem
-from .streams import cupy_stream
+from .streams import cupy_stream, is_capturing
+
+HOLD_S = 1.0  # the longest that a held stream waits for its release
 
 
 def device_problem(device: int) -> str | None:
@@ -63,6 +67,12 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         if src.size:
             dst.set(src, stream=cupy.cuda.get_current_stream())
 
+    def zero(x) -> None:
+        x.data.memset_async(0, x.nbytes)
+
+    def copy(dst, src) -> None:
+        dst.data.copy_from_device_async(src.data, dst.nbytes)
+
     def record():
         event = cupy.cuda.Event()
         event.record()
@@ -73,10 +83,43 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         empty=empty,
         pinned=cupyx.empty_pinned,
         upload=upload,
+        zero=zero,
+        copy=copy,
+        take_rows=lambda src, rows, dst: cupy.take(src, rows, axis=0, out=dst),
         to_host=cupy.asnumpy,
         record=record,
         wait=lambda event: event.synchronize(),
         elapsed_us=lambda start, end: cupy.cuda.get_elapsed_time(start, end) * 1e3,
         free_bytes=free_bytes,
         scope=scope,
+        capture=_capture,
+        capturing=is_capturing,
+        hold=_hold,
     )
+
+
+def _capture(run: Callable[[], None]) -> Callable[[], None]:
+    """`Memory.capture`. The graph is captured on a stream of its own, because the current one may
+    be the null stream, which cannot be captured."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        try:
+            run()
+        except BaseException:
+            with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the first error is the one to see
+                stream.end_capture()
+            raise
+        graph = stream.end_capture()
+    graph.upload(cupy.cuda.get_current_stream())
+    return graph.launch
+
+
+def _hold() -> Callable[[], None]:
+    import cupy
+
+    gate = threading.Event()
+    cupy.cuda.get_current_stream().launch_host_func(lambda held: held.wait(HOLD_S), gate)
+    return gate.set

@@ -29,15 +29,19 @@ def stream_pointer(stream: Any = None) -> int:
     return int(cupy_stream(stream).ptr)
 
 
-def refuse_in_capture(what: str) -> None:
-    """Raises BackendError while this thread captures a CUDA graph: `what` must come before."""
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
     import cupy
 
     try:
-        capturing = cupy.cuda.get_current_stream().is_capturing()
+        return cupy.cuda.get_current_stream().is_capturing()
     except cupy.cuda.runtime.CUDARuntimeError:  # another stream captures; the null stream may not
-        capturing = True
-    if capturing:
+        return True
+
+
+def refuse_in_capture(what: str) -> None:
+    """Raises BackendError while this thread captures a CUDA graph: `what` must come before."""
+    if is_capturing():
         raise BackendError(
             f"{what} is not possible while a CUDA graph is captured; run the operation once on the "
             "same shapes before the capture"
