@@ -15,24 +15,32 @@ from typing import Any
 import numpy as np
 
 from ..layouts.config import Config
-from ..layouts.errors import ArgumentError, BatchError, ConfigError, RequestError
-from ..rawkernels.arrays import BF16, UINT16, as_array, bf16_bits, empty_like_backend, is_cuda
-from ..rawkernels.memory import load_memory
+from ..layouts.errors import ArgumentError, BatchError
+from ..rawkernels.arrays import BF16, as_array, empty_like_backend, is_cuda
+from ..rawkernels.memory import load_memory, refuse_too_large
 from ..rawkernels.operations import load_operations
-from ..schedules.batch import Batch, Request
+from ..schedules.batch import Batch, HostBatch, Request, with_plans
 from ..schedules.scheduler import Scheduler, SchedulerLimits
 from .activations import seeded_sinks
+from .attend_checks import (
+    LSE_DTYPES,
+    OUT_DTYPES,
+    activation_bits,
+    check_backend,
+    check_result,
+    check_vocabulary,
+    refuse_unsupported,
+)
 from .backends import check_device_number, choose_backend
 from .batches import build_batch
+from .decode_inputs import DecodeInputs, StepArrays, take_decode_inputs
 from .finite import check_finite_bits
 from .nvtx_ranges import load_ranges
 from .slab import take_slab
 from .state_reset import reset_states, take_reset
 from .step import StepTools, attend_layer
 from .watch import Watch
-from .workspace import engine_sizes, take_run_buffers, take_workspace
-
-FLOAT32 = np.dtype(np.float32)
+from .workspace import engine_sizes, plan_keys, take_run_buffers, take_workspace
 
 
 class Engine:
@@ -61,7 +69,7 @@ class Engine:
     ):
         if not isinstance(cfg, Config):
             raise ArgumentError(f"cfg is {type(cfg).__name__}; pass what load_config returns")
-        _refuse_unsupported(cfg)
+        refuse_unsupported(cfg)
         self.cfg = cfg
         self.backend = choose_backend(backend, check_device_number(device))
         self.sizes = engine_sizes(cfg, num_state_slots)
@@ -79,7 +87,7 @@ class Engine:
             workspace=workspace,
             sinks=self._sinks,
             watch=Watch(load_ranges(), self.memory),
-            stream=stream,
+            stream=None,  # the current one: `memory.scope` makes the engine's own current
         )
         self.scheduler = Scheduler(
             SchedulerLimits(
@@ -93,6 +101,11 @@ class Engine:
             )
         )
         self._run_buffers = None
+        self._decode_inputs: DecodeInputs | None = None
+        # `run` sets it: decode batches then come in the fixed buffers, padded, and their plans are
+        # there once `fill_plans` has run.
+        self.fixed_decodes = False
+        self.open_step: StepArrays | None = None  # the open batch in the fixed buffers, if it is
         self._open: tuple[Any, Batch] | None = None  # the scheduler's batch and ours
         self._attended: set[int] = set()
         self._missing: dict[int, set[int]] = {}  # layer: state ids that lack records of it
@@ -109,6 +122,7 @@ class Engine:
         self._closed = True
         self._open = None
         self._run_buffers = self._reset = self.tools = None
+        self._decode_inputs = self.open_step = None
 
     @property
     def slab(self) -> Any:
@@ -125,7 +139,7 @@ class Engine:
         """Queues a request. Raises RequestError, and queues nothing, for an empty or negative
         prompt, an id that is still running, or more tokens than max_seq_len."""
         self._check_alive()
-        self._check_vocabulary(request)
+        check_vocabulary(request, self.cfg.vocab_size)
         self.scheduler.submit(request)
 
     def abort(self, id: str) -> None:
@@ -179,7 +193,7 @@ class Engine:
             if host is None:
                 return None
             with ranges.span("plan", size=host.num_tokens):
-                batch = build_batch(self.cfg, host, self.tools.workspace.staging, self.backend)
+                batch = self._build(host)
             fresh = host.state_ids[host.is_first_chunk]
             reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
         for states in self._missing.values():
@@ -188,6 +202,37 @@ class Engine:
         self._open = (host, batch)
         self._attended = set()
         return batch
+
+    def padded(self, batch: Batch) -> Batch:
+        """The open decode batch with room to spare, for a step that is captured in a CUDA graph.
+
+        Its arrays and plans on the device are fixed for each shape (`num_seqs`, `num_tokens`): the
+        same addresses whenever a batch of that shape comes, filled anew by this call. The batch's
+        tokens come first, then padding (state id -1), which is not stored and gives 0. `attend`
+        takes it in the place of the batch; `commit` takes the batch itself. Its host arrays say
+        nothing. Call it outside a capture. Raises BatchError for a prefill batch, or one that is
+        not the open one.
+        """
+        self._check_open("padded", batch)
+        if batch.kind != "decode":
+            raise BatchError("padded: this is a prefill batch; only decode steps have fixed shapes")
+        with self.memory.scope():
+            if self.memory.capturing():
+                raise BatchError("padded: call it before the capture; it uploads the batch")
+            self.open_step = self.decode_inputs().upload(self._open[0])
+            self._decode_inputs.replay_plans(self.open_step)
+        return self.open_step.batch
+
+    def replayed(self, batch: Batch, layers: Any = None) -> None:
+        """Notes that a captured graph has attended `layers` (all of them where left out) of the
+        open batch, as the calls of `attend` that were captured would have."""
+        self._check_open("replayed", batch)
+        named = range(len(self.cfg.layers)) if layers is None else list(layers)
+        for layer in () if layers is None else named:
+            self._layer(layer)
+        for layer in self._missing.keys() & set(named):
+            self._check_order(layer, again=True)
+        self._attended.update(named)
 
     def attend(
         self, layer: int, batch: Batch, q: Any, kv: Any, out: Any = None, lse: Any = None
@@ -207,16 +252,16 @@ class Engine:
         """
         config = self._layer(layer)
         self._check_open("attend", batch)
-        self._check_order(layer, batch)
         with self.memory.scope():
+            self._check_order(layer, again=self.memory.capturing())
             q, kv = self._activations(layer, batch, q, kv)
             if out is None:
                 out = empty_like_backend(q.shape, BF16, q)
             if lse is None:
                 lse = self.tools.workspace.lse[: batch.num_tokens]
             out, lse = as_array(out, "out"), as_array(lse, "lse")
-            self._check_result("out", out, q.shape, (BF16, UINT16))
-            self._check_result("lse", lse, q.shape[:2], (FLOAT32,))
+            check_result("out", out, q.shape, OUT_DTYPES, self.backend)
+            check_result("lse", lse, q.shape[:2], LSE_DTYPES, self.backend)
             attend_layer(self.tools, config, batch, q, kv, out, lse)
         self._attended.add(layer)
         return out
@@ -247,7 +292,7 @@ class Engine:
         for layer in range(len(self.cfg.layers)):
             if layer not in self._attended:
                 self._missing.setdefault(layer, set()).update(batch.state_ids.tolist())
-        self._open = None
+        self._open = self.open_step = None
 
     def run(self, trace: Any = None, **options: Any) -> dict:
         """Replays a trace and returns the report. `trace`: a path, a list of `Request` or
@@ -263,6 +308,24 @@ class Engine:
             self._run_buffers = take_run_buffers(self.cfg, self.sizes, self.memory)
         return self._run_buffers
 
+    def decode_inputs(self) -> DecodeInputs:
+        """Fixed buffers of decode steps, taken at the first call."""
+        if self._decode_inputs is None:
+            sizes, memory = self.sizes, self.memory
+            what = "fixed inputs of decode steps"
+            refuse_too_large(what, sizes.decode_bytes, memory.free_bytes()[0], memory.place)
+            self._decode_inputs = take_decode_inputs(
+                plan_keys(self.cfg, "decode"), sizes.max_decode_seqs, self.cfg, memory, self.backend
+            )
+        return self._decode_inputs
+
+    def _build(self, host: HostBatch) -> Batch:
+        if host.kind == "prefill" or not self.fixed_decodes:
+            return build_batch(self.cfg, host, self.tools.workspace.staging, self.backend)
+        self.open_step = self.decode_inputs().upload(host)
+        padded = self.open_step.batch
+        return with_plans(host, padded.plans, padded.on_device)
+
     def _layer(self, layer: int) -> Any:
         last = len(self.cfg.layers) - 1
         if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
@@ -273,20 +336,11 @@ class Engine:
 
     def _activations(self, layer: int, batch: Batch, q: Any, kv: Any) -> tuple[Any, Any]:
         """q and kv as bf16 bits on the engine's device, checked."""
-        if isinstance(kv, (tuple, list)):
-            raise ArgumentError(
-                "attend: kv is a pair, but the layers of this configuration are latent: one "
-                "vector [T, head_dim] is key and value"
-            )
-        q = bf16_bits(as_array(q, "q"), "q")
-        kv = bf16_bits(as_array(kv, "kv"), "kv")
-        tokens, heads, head_dim = batch.num_tokens, self.cfg.num_q_heads, self.cfg.head_dim
-        self._check_rows("q", q, (tokens, heads, head_dim))
-        self._check_rows("kv", kv, (tokens, head_dim))
-        if is_cuda(q) != is_cuda(kv):
-            raise ArgumentError("attend: one of q and kv is a host array, the other is on a GPU")
-        if self.check_finite:
-            for name, array in (("q", q), ("kv", kv)):
+        tokens = batch.num_tokens
+        q, kv = activation_bits(self.cfg, tokens, q, kv)
+        for name, array in (("q", q), ("kv", kv)):
+            check_backend(name, array, self.backend)
+            if self.check_finite:
                 check_finite_bits(
                     self.memory.to_host(array), f"layer {layer}, step {batch.step}: {name}"
                 )
@@ -297,38 +351,23 @@ class Engine:
         self.memory.upload(buffers.kv[:tokens], kv)
         return buffers.q[:tokens], buffers.kv[:tokens]
 
-    def _check_rows(self, name: str, array: Any, shape: tuple[int, ...]) -> None:
-        if tuple(array.shape) != tuple(shape):
-            raise ArgumentError(
-                f"attend: {name}.shape={tuple(array.shape)} but the batch needs {tuple(shape)}"
-            )
-        if is_cuda(array) and self.backend != "cuda":
-            raise ArgumentError(
-                f"attend: {name} is on a GPU but the engine runs on backend {self.backend!r}"
-            )
-
-    def _check_result(self, name: str, array: Any, shape: tuple, dtypes: tuple) -> None:
-        """An array of the caller's that is written to; checked before anything is stored."""
-        self._check_rows(name, array, shape)
-        if array.dtype not in dtypes:
-            wanted = " or ".join(str(dtype) for dtype in dtypes)
-            raise ArgumentError(f"attend: {name}.dtype={array.dtype} but must be {wanted}")
-        if self.backend == "cuda" and not is_cuda(array):
-            raise ArgumentError(f"attend: {name} is a host array but the engine runs on a GPU")
-
     def _check_open(self, call: str, batch: Batch) -> None:
         self._check_alive()
         if self._open is None:
             raise BatchError(f"{call}: no batch is open; call next_batch first")
-        if batch is not self._open[1]:
+        padded = None if self.open_step is None else self.open_step.batch
+        if batch is not self._open[1] and (batch is not padded or call == "commit"):
             step = getattr(batch, "step", None)
             raise BatchError(
                 f"{call}: batch {step} is not the open one ({self._open[1].step}); a batch is used "
                 "until it is committed, and never after"
             )
 
-    def _check_order(self, layer: int, batch: Batch) -> None:
-        if layer in self._attended:
+    def _check_order(self, layer: int, *, again: bool) -> None:
+        """`again`: a layer that was attended already may be so once more: what it stores is the
+        same, and a capture stores nothing."""
+        batch = self._open[1]
+        if layer in self._attended and not again:
             raise BatchError(f"attend: layer {layer} was attended already in batch {batch.step}")
         lacking = self._missing.get(layer)
         if lacking and (hit := lacking.intersection(batch.state_ids.tolist())):
@@ -337,15 +376,6 @@ class Engine:
                 f"attend: layer {layer} was left out of an earlier batch of request "
                 f"{batch.request_ids[row]!r}, so its records are missing; attend every layer of "
                 "every batch"
-            )
-
-    def _check_vocabulary(self, request: Request) -> None:
-        prompt = np.asarray(request.prompt)
-        if prompt.dtype.kind in "iu" and prompt.size and prompt.max() >= self.cfg.vocab_size:
-            at = int(np.argmax(prompt))
-            raise RequestError(
-                f"request {request.id!r}: prompt[{at}]={prompt.flat[at]} but "
-                f"vocab_size={self.cfg.vocab_size}"
             )
 
     def _check_alive(self) -> None:
@@ -358,15 +388,3 @@ class Engine:
         array = self.memory.empty(sink.shape, np.float32)
         self.memory.upload(array, sink)
         return array
-
-
-def _refuse_unsupported(cfg: Config) -> None:
-    for layer in cfg.layers:
-        fmt = layer.record_format
-        if layer.softcap is not None:
-            raise ConfigError(f"{cfg.path}: layer {layer.id}: rings do not support softcap yet")
-        if not fmt.latent or fmt.type not in ("mxfp8", "bf16"):
-            raise ConfigError(
-                f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is not supported by the "
-                "engine yet; use a latent mxfp8 or bf16 format"
-            )

@@ -20,15 +20,19 @@ from ..layouts.errors import ConfigError, RequestError, TraceError
 from ..layouts.sizes import div_ceil
 from ..rawkernels.device.progress import progress_to
 from ..schedules.batch import Batch, Request
-from .activations import ActivationSource, open_source
+from .activation_source import ActivationSource
+from .activations import open_source
 from .digests import DigestLog, combine, open_digests
 from .progress import QUIET, Progress
 from .report import bytes_per_sequence, report_head, write_report
+from .run_layers import DecodeGraphs, LayerRunner
 from .run_stats import RunStats, open_stats
-from .samples import Capture, choose_samples, open_capture
+from .samples import choose_samples, open_capture
+from .timeline import write_timeline
 from .tokens import HASH_BLOCK_TOKENS, TokenRules, decide_step, request_key
 from .traces import TraceEntry, read_trace, synthetic_trace
 from .verify import verify_capture
+from .watch import is_sampled
 
 NOT_VERIFIED = {"checked": 0, "worst_error": None, "bound": None, "passed": None}
 
@@ -61,8 +65,8 @@ class RunState:
     rules: TokenRules
     source: ActivationSource
     digests: DigestLog
+    layers: LayerRunner
     stats: RunStats
-    capture: Capture
     counters_before: dict[str, int]  # the scheduler's, at the start
     kind_steps: dict[str, int]
     next_to_submit: int = 0
@@ -74,6 +78,8 @@ def run_trace(
     *,
     verify: bool = False,
     report_path: str | Path | None = None,
+    timeline_path: str | Path | None = None,
+    graphs: bool | None = None,
     progress: Callable[[int], Progress] | None = None,
     on_step: Callable[[Any, Batch], None] | None = None,
 ) -> dict:
@@ -82,6 +88,9 @@ def run_trace(
 
     trace     a path, a list of `Request` or `TraceEntry`, or None for the configured trace
     verify    check `cfg.run.verify_samples` outputs against the reference afterwards
+    timeline_path  where the times of one prefill and one decode step's operations go (timeline.py)
+    graphs    decode steps are captured and replayed; None: on a GPU, where the activation source
+              and `check_finite` allow it
     progress  makes a `Progress` from the number of requests
     on_step   called after each commit with the engine and the batch; may preempt and abort
 
@@ -98,7 +107,7 @@ def run_trace(
         )
     requests = load_requests(engine.cfg, trace)
     with engine.memory.scope():
-        state = _open_run(engine, requests, verify)
+        state = _open_run(engine, requests, verify, graphs)
         shown = QUIET if progress is None else progress(len(requests))
         with _interrupts() as interrupted:
             try:
@@ -106,12 +115,14 @@ def run_trace(
                     _loop(state, interrupted, shown, on_step)
             finally:
                 shown.stop()
-                engine.tools.watch.sampling = False
+                engine.fixed_decodes = False
             state.stats.settle()
             state.digests.flush()
             report = _report(state, interrupted())
             if report_path is not None:
                 write_report(report, report_path)
+            if timeline_path is not None:
+                write_timeline(engine, timeline_path)
             if verify:
                 report["verify"] = _verify(state, interrupted())
                 if report_path is not None:
@@ -183,15 +194,22 @@ def _run_request(cfg: Config, item: Any) -> RunRequest:
     )
 
 
-def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState:
+def _open_run(
+    engine: Any, requests: list[RunRequest], verify: bool, graphs: bool | None
+) -> RunState:
     cfg, memory = engine.cfg, engine.memory
     ids = [request.id for request in requests]
     lengths = [request.computed_len for request in requests]
-    source = open_source(cfg, engine.tools.ops, memory, engine.tools.stream)
+    source = open_source(cfg, engine.tools.ops, memory, engine.sizes.max_tokens)
     last_drafts = [cfg.tokens_per_step > 1 and request.max_new_tokens > 1 for request in requests]
     source.check_lengths(ids, [sum(pair) for pair in zip(lengths, last_drafts, strict=True)])
     samples = choose_samples(cfg, ids, lengths) if verify else []
-    engine.tools.watch.pairs.clear()
+    engine.tools.watch.steps.clear()
+    digests = open_digests(engine.run_buffers().digests, lengths, memory)
+    if graphs is None:
+        graphs = engine.backend == "cuda"
+    graphs = graphs and source.on_device and not engine.check_finite
+    engine.fixed_decodes = graphs
     return RunState(
         engine=engine,
         requests=requests,
@@ -199,9 +217,15 @@ def _open_run(engine: Any, requests: list[RunRequest], verify: bool) -> RunState
         keys=np.array([request_key(request_id) for request_id in ids], np.uint64),
         rules=TokenRules(cfg.run.seed, cfg.vocab_size, cfg.run.accept_rate, cfg.tokens_per_step),
         source=source,
-        digests=open_digests(engine.run_buffers().digests, lengths, memory),
+        digests=digests,
+        layers=LayerRunner(
+            engine,
+            source,
+            digests,
+            open_capture(samples, cfg, memory),
+            DecodeGraphs() if graphs else None,
+        ),
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
-        capture=open_capture(samples, cfg, memory),
         counters_before=asdict(engine.scheduler.counters),
         kind_steps={"prefill": 0, "decode": 0},
     )
@@ -223,9 +247,10 @@ def _loop(
             break
         requests = np.array([state.row_of[id] for id in batch.request_ids], np.int64)
         stats.begin_step(batch, requests)
-        _sample_times(state, batch.kind)
+        sample = is_sampled(state.kind_steps[batch.kind])
+        state.kind_steps[batch.kind] += 1
         with engine.tools.watch.ranges.span(f"step {batch.kind}", size=batch.num_tokens):
-            _run_layers(state, batch)
+            state.layers.run(batch, sample=sample)
             _commit(state, batch, requests)
         computed += batch.num_tokens
         progress.update(stats.num_finished, computed)
@@ -243,30 +268,6 @@ def _submit_some(state: RunState) -> None:
             Request(request.id, request.prompt(), request.max_new_tokens, request.arrival_s)
         )
         state.next_to_submit += 1
-
-
-def _sample_times(state: RunState, kind: str) -> None:
-    state.engine.tools.watch.sample_step(state.kind_steps[kind])
-    state.kind_steps[kind] += 1
-
-
-def _run_layers(state: RunState, batch: Batch) -> None:
-    """Every layer of a batch: activations, attention, digest, sampled outputs."""
-    engine, size = state.engine, batch.num_tokens
-    cfg, tools = engine.cfg, engine.tools
-    buffers = engine.run_buffers()
-    q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
-    flat_out = out.reshape(size, cfg.num_q_heads * cfg.head_dim)
-    digests = state.digests.begin(size)
-    state.capture.begin(batch)
-    for layer in range(len(cfg.layers)):
-        with tools.watch.op(f"{state.source.kind}_activations", layer, size):
-            state.source.fill(layer, batch, q, kv, out)
-        engine.attend(layer, batch, q, kv, out)
-        state.capture.take(layer, out)
-        if layer < cfg.num_layers:
-            with tools.watch.op("digest_outputs", layer, size):
-                tools.ops.digest_outputs(flat_out, layer, digests, stream=tools.stream)
 
 
 def _commit(state: RunState, batch: Batch, requests: np.ndarray) -> None:
@@ -322,6 +323,7 @@ def _report(state: RunState, interrupted: bool) -> dict:
         "batches": stats.batches(),
         "scheduler": {key: n - state.counters_before[key] for key, n in counters.items()},
         "kernels": engine.tools.watch.times(),
+        "decode_graphs": None if state.layers.graphs is None else state.layers.graphs.as_report(),
         "verify": dict(NOT_VERIFIED),
         "prefix": {"prompt_blocks": blocks, "hit_blocks": 0},
         "digest": combine(digests),
@@ -352,7 +354,7 @@ def _verify(state: RunState, interrupted: bool) -> dict:
     sinks = [None if sink is None else engine.memory.to_host(sink) for sink in engine.tools.sinks]
     try:
         verdict = verify_capture(
-            engine.cfg, state.capture, engine.memory, state.source, tokens_of, sinks
+            engine.cfg, state.layers.capture, engine.memory, state.source, tokens_of, sinks
         )
     except KeyboardInterrupt:
         return dict(NOT_VERIFIED)

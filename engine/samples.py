@@ -78,6 +78,11 @@ class Capture:
                 if self.inputs is not None and sample.layer > 0 and start <= sample.position:
                     self._find_inputs(i, sample, start, end, first_token)
 
+    @property
+    def wants_outputs(self) -> bool:
+        """Whether `take` copies anything of the batch that `begin` was called with."""
+        return bool(self.hits or self.input_hits)
+
     def _find_inputs(self, i: int, sample: Sample, start: int, end: int, first_token: int) -> None:
         base = sample.position - self.reach[0]  # position of input row 0
         low, high = max(start, base), min(end, sample.position + self.reach[1] + 1)

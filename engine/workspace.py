@@ -10,9 +10,9 @@ from ..layouts.config import Config
 from ..layouts.sizes import align_up, div_ceil
 from ..rawkernels.memory import Memory, refuse_too_large
 from ..schedules.batch import PlanKey
+from .decode_inputs import BUFFER_ALIGN, decode_input_bytes
 from .slab import slab_bytes
 
-BUFFER_ALIGN = 256  # bytes between the starts of arrays in one buffer
 DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
 
 
@@ -20,22 +20,27 @@ DIGEST_STEPS = 32  # steps whose token digests wait on the device before they ar
 class EngineSizes:
     """Bytes of each part of an engine, and the counts that they follow from.
 
+    max_decode_seqs                 most sequences of a decode batch
     prefill_tokens, decode_tokens   most query tokens of a batch
     slab_bytes      num_state_slots * slot_bytes
     joint_bytes     a prefill layer's history and new records
     lse_bytes       log-sum-exp of a batch, for callers that give no array for it
     staging_bytes   a batch's int32 arrays and plans, twice (a step is uploaded while one runs)
+    decode_bytes    fixed inputs, plans and token digests of captured decode steps; taken by `run`
+                    on a GPU, or at the first call of `padded`
     run_bytes       q, kv and out of a batch, and token digests; taken by `run` only, or when a
                     caller hands host arrays to an engine on a GPU
     """
 
     num_state_slots: int
+    max_decode_seqs: int
     prefill_tokens: int
     decode_tokens: int
     slab_bytes: int
     joint_bytes: int
     lse_bytes: int
     staging_bytes: int
+    decode_bytes: int
     run_bytes: int
 
     @property
@@ -49,12 +54,13 @@ class EngineSizes:
             + self.joint_bytes
             + self.lse_bytes
             + self.staging_bytes
+            + self.decode_bytes
             + self.run_bytes
         )
 
     def describe(self) -> str:
         """One line for people: what is taken, and for what."""
-        rest = self.joint_bytes + self.lse_bytes + self.staging_bytes
+        rest = self.joint_bytes + self.lse_bytes + self.staging_bytes + self.decode_bytes
         return (
             f"{self.total_bytes:,} B: slab {self.slab_bytes:,} B "
             f"({self.num_state_slots} state slots), workspace {rest:,} B, "
@@ -73,7 +79,8 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
     longest = cfg.engine.token_budget
     if not cfg.engine.chunked_prefill:
         longest = max(longest, cfg.max_seq_len)
-    decode = min(cfg.engine.max_decode_seqs, slots) * cfg.tokens_per_step
+    decode_seqs = min(cfg.engine.max_decode_seqs, slots)
+    decode = decode_seqs * cfg.tokens_per_step
     prefill_seqs = min(cfg.engine.max_prefill_seqs, slots)
     tokens = max(longest, decode)
     records = max(layer.record_format.record_bytes for layer in cfg.layers)
@@ -82,12 +89,16 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
     bf16 = 2  # bytes
     return EngineSizes(
         num_state_slots=slots,
+        max_decode_seqs=decode_seqs,
         prefill_tokens=longest,
         decode_tokens=decode,
         slab_bytes=slab,
         joint_bytes=(prefill_seqs * window + longest) * records,
         lse_bytes=tokens * heads * 4,
         staging_bytes=2 * _staging_bytes(cfg, longest, prefill_seqs, decode),
+        decode_bytes=decode_input_bytes(
+            plan_keys(cfg, "decode"), decode_seqs, cfg.tokens_per_step
+        ),
         run_bytes=tokens * (2 * heads + 1) * head_dim * bf16 + digest_tokens(tokens) * 8,
     )
 

@@ -73,6 +73,9 @@ def test_an_engine_takes_what_it_said(backend):
         assert sum(part.nbytes for part in workspace.staging.device) == sizes.staging_bytes
         run_arrays = (buffers.q, buffers.kv, buffers.out, buffers.digests)
         assert sum(part.nbytes for part in run_arrays) == sizes.run_bytes
+        inputs = engine.decode_inputs()
+        taken = inputs.ints.nbytes + inputs.digests.nbytes
+        assert 0 <= sizes.decode_bytes - taken < 256  # stated in whole pieces of 256
     assert f"{sizes.total_bytes:,} B" in sizes.describe()
 
 

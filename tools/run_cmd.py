@@ -3,13 +3,16 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
 from ..engine.progress import open_progress
+from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
+from .timeline import write_picture
 
 EXIT_FAILED = 1  # the verification found an output outside its bound
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -43,6 +46,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--report", metavar="PATH", help="write the JSON report to a file")
     parser.add_argument("--json", action="store_true", help="print the JSON report on stdout")
     parser.add_argument(
+        "--timeline",
+        metavar="FILE.json",
+        help="write the times of one decode step's and one prefill chunk's operations, and a "
+        "picture of them beside it (.svg)",
+    )
+    parser.add_argument(
+        "--no-graphs",
+        action="store_true",
+        help="queue decode steps call by call instead of replaying captured ones",
+    )
+    parser.add_argument(
         "--check-finite",
         action="store_true",
         help="refuse NaN and infinite queries and keys (reads them back: slow)",
@@ -60,8 +74,15 @@ def run(args: argparse.Namespace) -> int:
         hint = "; kernels compile at first use" if engine.backend == "cpu" else ""
         _say(f"backend {engine.backend} on {engine.memory.place}{hint}")
         report = engine.run(
-            args.trace, verify=args.verify, report_path=args.report, progress=open_progress
+            args.trace,
+            verify=args.verify,
+            report_path=args.report,
+            timeline_path=args.timeline,
+            graphs=False if args.no_graphs else None,
+            progress=open_progress,
         )
+    if args.timeline:
+        write_picture(read_timeline(args.timeline), Path(args.timeline).with_suffix(".svg"))
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:

@@ -1,0 +1,81 @@
+"""What `Engine.attend` and `Engine.submit` check of a caller's arrays, before they store any."""
+
+from typing import Any
+
+import numpy as np
+
+from ..layouts.config import Config
+from ..layouts.errors import ArgumentError, ConfigError, RequestError
+from ..rawkernels.arrays import BF16, UINT16, as_array, bf16_bits, is_cuda
+from ..schedules.batch import Request
+
+FLOAT32 = np.dtype(np.float32)
+OUT_DTYPES, LSE_DTYPES = (BF16, UINT16), (FLOAT32,)
+
+
+def activation_bits(cfg: Config, num_tokens: int, q: Any, kv: Any) -> tuple[Any, Any]:
+    """q [T, num_q_heads, head_dim] and kv [T, head_dim] as bf16 bits, where they are.
+
+    Raises ArgumentError for a pair of K and V, another shape or dtype, strides, or two places.
+    """
+    if isinstance(kv, (tuple, list)):
+        raise ArgumentError(
+            "attend: kv is a pair, but the layers of this configuration are latent: one "
+            "vector [T, head_dim] is key and value"
+        )
+    q = bf16_bits(as_array(q, "q"), "q")
+    kv = bf16_bits(as_array(kv, "kv"), "kv")
+    check_shape("q", q, (num_tokens, cfg.num_q_heads, cfg.head_dim))
+    check_shape("kv", kv, (num_tokens, cfg.head_dim))
+    if is_cuda(q) != is_cuda(kv):
+        raise ArgumentError("attend: one of q and kv is a host array, the other is on a GPU")
+    return q, kv
+
+
+def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    if tuple(array.shape) != tuple(shape):
+        raise ArgumentError(
+            f"attend: {name}.shape={tuple(array.shape)} but the batch needs {tuple(shape)}"
+        )
+
+
+def check_backend(name: str, array: Any, backend: str) -> None:
+    """A host engine takes no array on a GPU; an engine on a GPU uploads host arrays."""
+    if backend != "cuda" and is_cuda(array):
+        raise ArgumentError(
+            f"attend: {name} is on a GPU but the engine runs on backend {backend!r}"
+        )
+
+
+def check_result(name: str, array: Any, shape: tuple, dtypes: tuple, backend: str) -> None:
+    """An array of the caller's that is written to."""
+    check_shape(name, array, shape)
+    check_backend(name, array, backend)
+    if array.dtype not in dtypes:
+        wanted = " or ".join(str(dtype) for dtype in dtypes)
+        raise ArgumentError(f"attend: {name}.dtype={array.dtype} but must be {wanted}")
+    if backend == "cuda" and not is_cuda(array):
+        raise ArgumentError(f"attend: {name} is a host array but the engine runs on a GPU")
+
+
+def check_vocabulary(request: Request, vocab_size: int) -> None:
+    """Raises RequestError for a prompt token that is not below vocab_size."""
+    prompt = np.asarray(request.prompt)
+    if prompt.dtype.kind in "iu" and prompt.size and prompt.max() >= vocab_size:
+        at = int(np.argmax(prompt))
+        raise RequestError(
+            f"request {request.id!r}: prompt[{at}]={prompt.flat[at]} but vocab_size={vocab_size}"
+        )
+
+
+def refuse_unsupported(cfg: Config) -> None:
+    """Raises ConfigError for a layer that the engine cannot run."""
+    for layer in cfg.layers:
+        fmt = layer.record_format
+        if layer.softcap is not None:
+            raise ConfigError(f"{cfg.path}: layer {layer.id}: rings do not support softcap yet")
+        if not fmt.latent or fmt.type not in ("mxfp8", "bf16"):
+            raise ConfigError(
+                f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is not supported by the "
+                "engine yet; use a latent mxfp8 or bf16 format"
+            )

@@ -1,0 +1,113 @@
+"""All layers of a batch of a run: activations, attention, digest, sampled outputs.
+
+A decode step is captured in a CUDA graph where it can be: the first step of each size runs call by
+call and is then captured; every later one is an upload of its inputs and one launch. Steps that are
+looked into (their operations timed, outputs of theirs sampled for `--verify`) run call by call,
+with the same calls on the same buffers, so that no bit depends on how a step ran.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..schedules.batch import Batch
+from .activation_source import ActivationSource
+from .decode_inputs import StepArrays, StepSize
+from .digests import DigestLog
+from .samples import Capture
+from .step import attend_layer
+
+
+@dataclass
+class DecodeGraphs:
+    """Captured decode steps of a run, and how its decode steps ran."""
+
+    launches: dict[StepSize, Callable[[], None]] = field(default_factory=dict)
+    replayed_steps: int = 0
+    called_steps: int = 0
+
+    def as_report(self) -> dict[str, Any]:
+        return {
+            "captured": [list(size) for size in sorted(self.launches)],
+            "replayed_steps": self.replayed_steps,
+            "called_steps": self.called_steps,
+        }
+
+
+@dataclass
+class LayerRunner:
+    """What the layers of a run work with; `graphs` is None where decode steps are not captured."""
+
+    engine: Any
+    source: ActivationSource
+    digests: DigestLog
+    capture: Capture
+    graphs: DecodeGraphs | None
+
+    def run(self, batch: Batch, *, sample: bool) -> None:
+        """Queues every layer of the open batch; `sample`: its operations are timed."""
+        self.source.prepare(batch)
+        self.capture.begin(batch)
+        watch = self.engine.tools.watch
+        with watch.step(batch.kind, batch.num_seqs, batch.num_tokens, sample=sample):
+            if self.graphs is None or batch.kind == "prefill":
+                self._attend(batch)
+            else:
+                self._decode(batch, self.engine.open_step, sample=sample)
+
+    def _attend(self, batch: Batch) -> None:
+        """Layer by layer, as an embedding caller does it."""
+        engine, size = self.engine, batch.num_tokens
+        buffers = engine.run_buffers()
+        q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+        digests = self.digests.begin(size)
+        for layer in range(len(engine.cfg.layers)):
+            self._fill(layer, batch, q, kv, out)
+            engine.attend(layer, batch, q, kv, out)
+            self._keep(layer, out, digests)
+
+    def _decode(self, batch: Batch, step: StepArrays, *, sample: bool) -> None:
+        """The step in its fixed buffers: replayed, or called."""
+        graphs, memory = self.graphs, self.engine.memory
+        log = self.digests.begin(batch.num_tokens)
+        launch = graphs.launches.get(step.size)
+        looked_into = sample or self.capture.wants_outputs
+        if launch is not None and not looked_into:
+            with self.engine.tools.watch.ranges.span("replay", size=batch.num_tokens):
+                launch()
+            graphs.replayed_steps += 1
+        else:
+            self.call_step(step)
+            graphs.called_steps += 1
+            if launch is None and not looked_into:
+                graphs.launches[step.size] = memory.capture(lambda: self.call_step(step))
+        memory.copy(log, step.digests)
+        self.engine.replayed(batch)
+
+    def call_step(self, step: StepArrays) -> None:
+        """Queues one decode step over the fixed buffers: plans, then every layer. Nothing here
+        looks at a batch's values on the host, allocates, or waits."""
+        engine, size = self.engine, step.size.num_tokens
+        buffers = engine.run_buffers()
+        q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+        lse = engine.tools.workspace.lse[:size]
+        engine.memory.zero(step.digests)
+        with engine.tools.watch.op("plan_decode", 0, size):
+            engine.decode_inputs().fill_plans(step)
+        for layer in engine.cfg.layers:
+            self._fill(layer.id, step.batch, q, kv, out)
+            attend_layer(engine.tools, layer, step.batch, q, kv, out, lse)
+            self._keep(layer.id, out, step.digests)
+
+    def _fill(self, layer: int, batch: Batch, q: Any, kv: Any, out: Any) -> None:
+        with self.engine.tools.watch.op(f"{self.source.kind}_activations", layer, len(q)):
+            self.source.fill(layer, batch, q, kv, out)
+
+    def _keep(self, layer: int, out: Any, digests: Any) -> None:
+        """The sampled outputs of a layer, and its digests; draft layers have none."""
+        self.capture.take(layer, out)
+        cfg, tools = self.engine.cfg, self.engine.tools
+        if layer < cfg.num_layers:
+            flat = out.reshape(len(out), cfg.num_q_heads * cfg.head_dim)
+            with tools.watch.op("digest_outputs", layer, len(out)):
+                tools.ops.digest_outputs(flat, layer, digests)
