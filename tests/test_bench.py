@@ -206,6 +206,23 @@ def test_a_wrong_result_has_no_time(monkeypatch, capsys):
     assert right["median_us"] > 0
 
 
+def test_a_peers_fault_leaves_our_time(monkeypatch):
+    """Where a peer fails, the row keeps our time, has no peer_us, says why, and the table too."""
+
+    def fail(*_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(runs, "measure_peer", fail)
+    wish = runs.Wish(("quantize_mxfp8",), {}, True, True, False, 3, 0)
+    cfg = rs.load_config("quickstart.yaml")
+    report = runs.run_benches("cpu", 0, cfg, wish, lambda text: None)
+    (row,) = report["rows"]
+    assert row["median_us"] > 0
+    assert row["peer_us"] is None
+    assert row["peer_error"] == "RuntimeError: no compiler"
+    assert "peer: RuntimeError: no compiler" in table.render([report])
+
+
 def test_a_wrong_kernel_is_caught(monkeypatch, capsys):
     """A window_decode that adds 1 to an output is outside the bound."""
     load = common.load_operations
@@ -256,6 +273,7 @@ def test_shapes_from_flags_and_config(capsys, tmp_path):
         (["quantize_mxfp8", "--rule", "up"], "must be ceil or floor"),
         (["--repeats", "0"], "at least 1"),
         (["--peers"], "--peers needs a GPU"),
+        (["apply_rope", "--kernel", "portable"], "apply_rope on cpu has one kernel"),
     ],
 )
 def test_mistakes_are_told(capsys, argv, words):
@@ -294,7 +312,7 @@ def test_table_of_peers_kernels_and_errors():
     text = table.render([report | {"environment": where}])
     assert (
         "| window_decode | 64 heads, 6 queries | 125.0 | 124.0 .. 126.5 | 103.0 | 1.21 | 3,509 "
-        "| 412 | 130.0 | 250.0 | 2.00 | window_decode_sm90 |" in text
+        "| 412.0 | 130.0 | 250.0 | 2.00 | window_decode_sm90 |" in text
     )
     assert "H200, driver 580.159.04, NVRTC 13.0, CuPy 14.2.0, commit abc" in text
     assert "- apply_rope (4,096 tokens): BackendError: no" in text
@@ -353,6 +371,20 @@ def test_wish_is_measured_by_the_clock_given(monkeypatch):
         watch = replace(place.watch, time_us=lambda run, repeats, flush: [8.0] * repeats)
         timed = common.times_of(replace(place, watch=watch), Replay(print, 4, None), 3)
     assert timed == [2.0, 2.0, 2.0]
+
+
+def test_a_kernel_is_forced():
+    """A launcher with an argument `variant` is called with it, and with its own arguments."""
+    seen = {}
+
+    def window_decode(q, *, softmax_scale, variant=None):
+        seen.update(q=q, softmax_scale=softmax_scale, variant=variant)
+
+    with common.open_place("cpu", 0) as place:
+        place = replace(place, ops=replace(place.ops, window_decode=window_decode))
+        forced = common.force_kernel(place, ("window_decode",), "portable")
+        forced.ops.window_decode(7, softmax_scale=0.5)
+    assert seen == {"q": 7, "softmax_scale": 0.5, "variant": "portable"}
 
 
 def test_unknown_operation_from_python():

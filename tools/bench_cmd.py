@@ -14,6 +14,7 @@ from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benc
 
 DEFAULT_CONFIG, SMOKE_CONFIG = "deepseek_v4_1_flash.yaml", "quickstart.yaml"
 WORD_AXES = ("rule", "dtype")  # the other axes are counts
+_FAULTS = {"error", "peer_error"}
 EXIT_FAILED = 1  # a result was wrong, or an operation could not run
 
 
@@ -45,6 +46,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     backends = [name for name in BACKEND_CHOICES if name != "reference"]
     parser.add_argument("--backend", choices=backends, default="auto", help="default: auto")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument(
+        "--kernel", metavar="NAME", help="this variant of the kernel, as portable, for all shapes"
+    )
+    parser.add_argument("--commit", help="to record where there is no git, as in a copied tree")
     parser.add_argument("--repeats", type=int, metavar="N", help=f"rounds (default: {REPEATS})")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     return parser
@@ -84,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         from .bench.table import render
 
         print(render([report]))
-    return EXIT_FAILED if any("error" in row for row in report["rows"]) else 0
+    return EXIT_FAILED if any(_FAULTS & row.keys() for row in report["rows"]) else 0
 
 
 def _wish(args: argparse.Namespace) -> Wish:
@@ -106,6 +111,8 @@ def _wish(args: argparse.Namespace) -> Wish:
         sustained=args.sustained,
         repeats=repeats,
         seed=args.seed,
+        kernel=args.kernel,
+        commit=args.commit,
     )
 
 

@@ -99,31 +99,36 @@ def _capture(calls: Sequence[Call], stream: Any) -> Replay:
 
 def _kernel_names(graph: Any) -> tuple[str, ...] | None:
     """Names of the kernels in a CuPy graph, asked of the driver: what really ran. None where the
-    driver bindings are not there or do not know."""
+    driver's bindings are not there or do not know; a name is a convenience, and timing goes on."""
     try:
         from cuda.bindings import driver
     except ImportError:
         return None
-
-    def ask(function: Any, *arguments: Any) -> Any:
-        status, *values = function(*arguments)
-        if int(status) != 0:
-            raise LookupError(f"{function.__name__}: {status}")
-        return values
-
     try:
         handle = driver.CUgraph(int(graph.graph))
-        count = int(ask(driver.cuGraphGetNodes, handle)[-1])
-        nodes = ask(driver.cuGraphGetNodes, handle, count)[0]
-        kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
-        names = []
-        for node in nodes:
-            if ask(driver.cuGraphNodeGetType, node)[0] == kernel:
-                params = ask(driver.cuGraphKernelNodeGetParams, node)[0]
-                names.append(bytes(ask(driver.cuFuncGetName, params.func)[0]).decode())
-        return tuple(dict.fromkeys(names))
-    except (LookupError, AttributeError, TypeError, ValueError):
-        return None  # the name of a kernel is a convenience; timing goes on
+        count = int(_ask(driver.cuGraphGetNodes, handle)[-1])
+        nodes = _ask(driver.cuGraphGetNodes, handle, count)[0]
+        is_kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kernels = [node for node in nodes if _ask(driver.cuGraphNodeGetType, node)[0] == is_kernel]
+        return tuple(dict.fromkeys(_kernel_name(driver, node) for node in kernels))
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _kernel_name(driver: Any, node: Any) -> str:
+    """Name of a kernel node, whose function is of a module or of a library."""
+    params = _ask(driver.cuGraphKernelNodeGetParams, node)[0]
+    if int(params.func):
+        return bytes(_ask(driver.cuFuncGetName, params.func)[0]).decode()
+    return bytes(_ask(driver.cuKernelGetName, params.kern)[0]).decode()
+
+
+def _ask(function: Any, *arguments: Any) -> list[Any]:
+    """What a driver function returns behind its status. LookupError for another status than 0."""
+    status, *values = function(*arguments)
+    if int(status) != 0:
+        raise LookupError(f"{function.__name__}: {status}")
+    return values
 
 
 def _cublas_matmul() -> Any:

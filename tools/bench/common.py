@@ -4,9 +4,11 @@ Floors: each byte read once and written once at the copy rate, or the floating-p
 the matrix rate, whichever takes longer. Both rates are measured in the same run.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -92,6 +94,18 @@ def open_place(backend: str, device: int) -> Iterator[Place]:
         memory = load_memory("cuda", device, stream)
         with memory.scope():
             yield Place(backend, memory, load_device_stopwatch(stream), ops)
+
+
+def force_kernel(place: Place, ops: tuple[str, ...], variant: str) -> Place:
+    """The place with one kernel variant in those operations, for all shapes. Raises BenchError for
+    an operation that offers no choice (its launcher has no argument `variant`)."""
+    forced = {}
+    for op in ops:
+        launch = getattr(place.ops, op, None)
+        if launch is None or "variant" not in inspect.signature(launch).parameters:
+            raise BenchError(f"{op} on {place.backend} has one kernel; leave --kernel out")
+        forced[op] = partial(launch, variant=variant)
+    return replace(place, ops=replace(place.ops, **forced))
 
 
 def num_sets(set_bytes: int, most: int = MOST_SETS) -> int:

@@ -58,6 +58,8 @@ def measure_peer(op: str, place: Place, work: Work, shape: Shape, repeats: int) 
     replay = capture(torch, place, calls)
     found = check()
     times = times_of(place, replay, repeats)
+    del calls, check, replay
+    torch.cuda.empty_cache()
     return {
         "peer": NAME,
         "peer_us": round(median(times), 3),

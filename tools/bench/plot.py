@@ -43,6 +43,9 @@ def save_plot(report: dict[str, Any], path: str) -> None:
             color = bars.lines[0].get_color()
             axes.plot(x, [row["floor_us"] for row in rows], linestyle="--", color=color)
         axes.set(title=op, xlabel=axis, ylabel="us", xscale="log", yscale="log")
+        ticks = sorted({row["shape"][axis] for rows in lines.values() for row in rows})
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+        axes.set_xticks([], minor=True)
         axes.grid(alpha=0.3)
         if any(lines):
             axes.legend(fontsize="small")

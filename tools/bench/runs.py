@@ -17,7 +17,7 @@ import numpy as np
 from ...layouts.config import Config
 from ...layouts.errors import ArgumentError
 from . import ceilings as rates
-from .common import BenchError, Ceilings, Place, measure, open_place
+from .common import Ceilings, Place, force_kernel, measure, open_place
 from .peers import has_peer, measure_peer
 
 OPERATIONS = (
@@ -39,6 +39,7 @@ OPERATIONS = (
 AXES = ("heads", "queries", "sequences", "tokens", "rows", "rule", "dtype")
 SCHEMA_VERSION = 1
 REPEATS, SMOKE_REPEATS = 15, 3
+MESSAGE_CHARS = 1000
 PROGRAM_SECONDS = 20  # that git or nvidia-smi may take
 _SMI = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
 
@@ -54,6 +55,8 @@ class Wish:
     sustained: bool
     repeats: int
     seed: int
+    kernel: str | None = None
+    commit: str | None = None
 
 
 def bench_of(op: str) -> ModuleType:
@@ -89,8 +92,11 @@ def run_benches(
     not run has `error` and no times."""
     check_axes(wish)
     start = environment(backend, device)
+    start["commit"] = start["commit"] or wish.commit
     rng = np.random.default_rng(wish.seed)
     with open_place(backend, device) as place:
+        if wish.kernel:
+            place = force_kernel(place, wish.ops, wish.kernel)
         tell("measuring copy and matrix rates")
         measured = rates.measure_ceilings(place, rng, smoke=wish.smoke, sustained=wish.sustained)
         rows = [
@@ -105,6 +111,7 @@ def run_benches(
         "backend": backend,
         "config": cfg.name,
         "smoke": wish.smoke,
+        "forced_kernel": wish.kernel,
         "seed": wish.seed,
         "environment": start | {"gpu_after": _gpu_state(device) if backend == "cuda" else None},
         "rows": rows,
@@ -128,15 +135,24 @@ def _row(
         work = bench_of(op).prepare(place, cfg, shape, rng)
         options = {"repeats": wish.repeats, "sustained": wish.sustained}
         row |= measure(place, work, measured, **options)
-        if wish.peers and has_peer(op, shape):
-            row |= measure_peer(op, place, work, shape, wish.repeats)
     except Exception as error:  # one operation's fault must not lose the rows of the others
-        row["error"] = f"{type(error).__name__}: {error}"
-        if not isinstance(error, (BenchError, ArgumentError)):
-            tell(f"{op} {text_of(shape)}: {row['error']}")
+        row["error"] = _message(error)
+        tell(f"{op} {text_of(shape)}: {row['error']}")
+    else:
+        if wish.peers and has_peer(op, shape):
+            try:
+                row |= measure_peer(op, place, work, shape, wish.repeats)
+            except Exception as error:  # nor a peer's fault our own
+                row["peer_error"] = _message(error)
+                tell(f"{op} {text_of(shape)}: peer: {row['peer_error']}")
     work = None
     place.watch.release()
     return row
+
+
+def _message(error: Exception) -> str:
+    """The kind of an error and the first lines of what it says: compilers say pages."""
+    return f"{type(error).__name__}: {error}"[:MESSAGE_CHARS]
 
 
 _TIMES = ("median_us", "floor_us", "times_floor", "gbps", "tflops", "peer", "peer_us")

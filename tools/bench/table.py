@@ -28,15 +28,19 @@ def _parts(report: dict[str, Any]) -> Iterable[str]:
     headings += ["sustained us"] if with_steady else []
     headings += ["peer us", "peer / ours"] if with_peer else []
     headings += ["kernel"] if with_kernel else []
-    lines = [[*_cells(row)] for row in rows if "error" not in row]
-    for line, row in zip(lines, (row for row in rows if "error" not in row), strict=True):
+    timed = [row for row in rows if "error" not in row]
+    lines = [[*_cells(row)] for row in timed]
+    for line, row in zip(lines, timed, strict=True):
         line += [_number(row.get("sustained_us"))] if with_steady else []
         line += [_number(row.get("peer_us")), _ratio(row)] if with_peer else []
         line += [row.get("kernel") or ""] if with_kernel else []
     if lines:
         yield _table(headings, lines)
     failed = [
-        f"- {row['op']} ({_shape(row['shape'])}): {row['error']}" for row in rows if "error" in row
+        f"- {row['op']} ({_shape(row['shape'])}): {what}{row[key]}"
+        for key, what in (("error", ""), ("peer_error", "peer: "))
+        for row in rows
+        if key in row
     ]
     if failed:
         yield "Failed:\n\n" + "\n".join(failed)
@@ -60,20 +64,20 @@ def rates_table(report: dict[str, Any]) -> str:
     lines = [
         [
             f"copy of {report['copy_bytes']:,} B, read + written",
-            f"{report['copy_gbps']:,.0f} GB/s",
-            _steady(report["sustained_copy_gbps"], "GB/s"),
+            _rate(report["copy_gbps"], "GB/s"),
+            _rate(report["sustained_copy_gbps"], "GB/s"),
         ],
         [
             f"{report['matmul_dtype']} matrix product, {report['matmul_size']:,}^3",
-            _steady(report["matmul_tflops"], "TFLOP/s"),
-            _steady(report["sustained_matmul_tflops"], "TFLOP/s"),
+            _rate(report["matmul_tflops"], "TFLOP/s"),
+            _rate(report["sustained_matmul_tflops"], "TFLOP/s"),
         ],
     ]
     return _table(["ceiling", "burst", "sustained"], lines)
 
 
-def _steady(rate: float | None, unit: str) -> str:
-    return "" if rate is None else f"{rate:,.3g} {unit}" if rate < 10 else f"{rate:,.0f} {unit}"
+def _rate(rate: float | None, unit: str) -> str:
+    return "" if rate is None else f"{_number(rate)} {unit}"
 
 
 def _cells(row: dict[str, Any]) -> Iterable[str]:
@@ -83,8 +87,8 @@ def _cells(row: dict[str, Any]) -> Iterable[str]:
     yield f"{_number(row['min_us'])} .. {_number(row['p90_us'])}"
     yield _number(row["floor_us"])
     yield f"{row['times_floor']:.2f}"
-    yield f"{row['gbps']:,.0f}"
-    yield f"{row['tflops']:,.0f}" if row["flops"] else ""
+    yield _number(row["gbps"])
+    yield _number(row["tflops"]) if row["flops"] else ""
 
 
 def _ratio(row: dict[str, Any]) -> str:
