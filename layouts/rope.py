@@ -12,6 +12,7 @@ import numpy as np
 
 from .errors import ArgumentError
 from .rings import MAX_POSITION
+from .sizes import is_count, is_real
 
 Pairing = Literal["adjacent", "half"]
 
@@ -41,13 +42,16 @@ class Yarn:
     beta_slow: float
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.factor < math.inf:
-            raise ArgumentError(f"Yarn: factor={self.factor} but must be at least 1 and finite")
-        if self.original_length < 1:
-            raise ArgumentError(f"Yarn: original_length={self.original_length} but must be >= 1")
-        if not 0.0 < self.beta_slow < self.beta_fast < math.inf:
+        if not is_real(self.factor) or not 1.0 <= self.factor < math.inf:
+            raise ArgumentError(f"Yarn: factor={self.factor!r} but must be at least 1 and finite")
+        if not is_count(self.original_length) or self.original_length < 1:
             raise ArgumentError(
-                f"Yarn: beta_fast={self.beta_fast} beta_slow={self.beta_slow} but must be "
+                f"Yarn: original_length={self.original_length!r} but must be an integer >= 1"
+            )
+        are_real = is_real(self.beta_fast) and is_real(self.beta_slow)
+        if not are_real or not 0.0 < self.beta_slow < self.beta_fast < math.inf:
+            raise ArgumentError(
+                f"Yarn: beta_fast={self.beta_fast!r} beta_slow={self.beta_slow!r} but must be "
                 "beta_fast > beta_slow > 0"
             )
 
@@ -67,13 +71,15 @@ class Rope:
     yarn: Yarn | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.theta < math.inf:
-            raise ArgumentError(f"Rope: theta={self.theta} but must be positive and finite")
-        if self.dims < 2 or self.dims % 2 != 0:
-            raise ArgumentError(f"Rope: dims={self.dims} but must be positive and even")
+        if not is_real(self.theta) or not 0 < self.theta < math.inf:
+            raise ArgumentError(f"Rope: theta={self.theta!r} but must be positive and finite")
+        if not is_count(self.dims) or self.dims < 2 or self.dims % 2 != 0:
+            raise ArgumentError(f"Rope: dims={self.dims!r} but must be a positive even integer")
         if self.pairing not in ("adjacent", "half"):
             raise ArgumentError(f"Rope: pairing={self.pairing!r} but must be 'adjacent' or 'half'")
         if self.yarn is not None:
+            if not isinstance(self.yarn, Yarn):
+                raise ArgumentError(f"Rope: yarn is {type(self.yarn).__name__}, not a Yarn")
             if self.theta <= 1:
                 raise ArgumentError(f"Rope: theta={self.theta} but YaRN needs more than 1")
             low, high = _yarn_ramp(self, self.yarn)

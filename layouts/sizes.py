@@ -1,4 +1,6 @@
-"""Integer arithmetic on sizes, with the rounding in the name."""
+"""Integer arithmetic on sizes, with the rounding in the name; and which values are numbers."""
+
+import numpy as np
 
 
 def div_ceil(size: int, step: int) -> int:
@@ -15,3 +17,13 @@ def div_exact(size: int, step: int) -> int:
 def align_up(size: int, step: int) -> int:
     """The smallest multiple of `step` at or above `size`."""
     return div_ceil(size, step) * step
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is an integer, Python's or NumPy's, and no bool."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is a real number, Python's or NumPy's, and no bool."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from ..layouts.errors import ArgumentError
 from ..layouts.formats import MX_BLOCK, RecordFormat
 from ..layouts.plans import DecodePlan, PrefillPlan
 from ..layouts.rope import Rope
-from ..layouts.sizes import div_ceil
+from ..layouts.sizes import div_ceil, is_real
 from ..layouts.slots import SlotLayout
 from .arrays import BF16, UINT16, is_cuda
 from .ring_access import RingAccess, ring_access
@@ -76,14 +76,10 @@ def check_place(op: str, **arrays: Any) -> None:
 def check_scale_rule(op: str, scale_rounding: str, amax_floor: float) -> None:
     if scale_rounding not in ("ceil", "floor"):
         raise ArgumentError(f"{op}: scale_rounding={scale_rounding!r} but must be ceil or floor")
-    if not _is_real(amax_floor) or not 0.0 <= amax_floor <= FLOAT32_MAX:
+    if not is_real(amax_floor) or not 0.0 <= amax_floor <= FLOAT32_MAX:
         raise ArgumentError(
             f"{op}: amax_floor={amax_floor!r} but must be a number of at least 0, finite in float32"
         )
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def check_plan(op: str, plan: Any, wanted: type[DecodePlan] | type[PrefillPlan]) -> None:
@@ -268,7 +264,7 @@ def _check_attention(
     check_output(op, "out", out, ATTENTION_OUT, (rows, heads, (q.shape[2], "q.shape[2]")))
     check_output(op, "lse", lse, F32, (rows, heads))
     scale = options["softmax_scale"]
-    if not _is_real(scale) or not abs(scale) <= FLOAT32_MAX:
+    if not is_real(scale) or not abs(scale) <= FLOAT32_MAX:
         raise ArgumentError(
             f"{op}: softmax_scale={scale!r} but must be a number, finite in float32"
         )

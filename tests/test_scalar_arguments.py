@@ -5,6 +5,8 @@ import pytest
 from helpers import bf16
 
 import ringslab as rs
+from ringslab.layouts.errors import LayoutError
+from ringslab.layouts.rope import Yarn
 
 CFG = rs.load_config("quickstart.yaml")
 LAYOUT, LAYER = CFG.slot_layout, CFG.layers[0]
@@ -67,3 +69,33 @@ def test_numpy_numbers_are_numbers():
     x = np.zeros((1, 32), np.float32)
     assert rs.quantize_mxfp8(x, "ceil", np.float32(1e-4))[1] == 105
     assert rs.quantize_mxfp8(x, "ceil", 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("1e4", 64, "half"), "theta='1e4'"),
+        ((None, 64, "half"), "theta=None"),
+        ((1e4, "64", "half"), "dims='64'"),
+        ((1e4, 64.0, "half"), "dims=64.0"),
+        ((1e4, True, "half"), "dims=True"),
+        ((1e4, 64, "half", {"factor": 16}), "yarn is dict, not a Yarn"),
+    ],
+)
+def test_rope_of_other_types(arguments, says):
+    """Text, None, a whole float for a count, a mapping for a Yarn: refused by name."""
+    refused(says, rs.Rope, *arguments)
+
+
+def test_yarn_of_other_types():
+    refused("factor='16'", Yarn, "16", 65536, 32.0, 1.0)
+    refused("original_length=65536.0", Yarn, 16.0, 65536.0, 32.0, 1.0)
+    refused("beta_fast='32'", Yarn, 16.0, 65536, "32", 1.0)
+
+
+@pytest.mark.parametrize("value", [1.5, "8", None, True])
+def test_required_ring_len_of_no_integers(value):
+    """1.5 gave a ring of 1.5 records."""
+    for arguments in ((value, 6), (128, value), (128, 6, value)):
+        refused("but must be an integer", rs.required_ring_len, *arguments, error=LayoutError)
+    assert rs.required_ring_len(np.int32(128), np.int64(6)) == 133
