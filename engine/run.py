@@ -203,7 +203,8 @@ def _open_run(
     source = open_source(cfg, engine.tools.ops, memory, engine.sizes.max_tokens)
     last_drafts = [cfg.tokens_per_step > 1 and request.max_new_tokens > 1 for request in requests]
     source.check_lengths(ids, [sum(pair) for pair in zip(lengths, last_drafts, strict=True)])
-    samples = choose_samples(cfg, ids, lengths) if verify else []
+    prompt_lens = [request.prompt_len for request in requests]
+    samples = choose_samples(cfg, ids, prompt_lens, lengths) if verify else []
     engine.tools.watch.steps.clear()
     digests = open_digests(engine.run_buffers().digests, lengths, memory)
     if graphs is None:

@@ -123,36 +123,51 @@ def open_capture(samples: list[Sample], cfg: Config, memory: Memory) -> Capture:
     return Capture(memory, samples, outputs, inputs, reach, by_request)
 
 
-def choose_samples(cfg: Config, ids: list[str], lengths: list[int]) -> list[Sample]:
+def choose_samples(
+    cfg: Config, ids: list[str], prompt_lens: list[int], lengths: list[int]
+) -> list[Sample]:
     """`cfg.run.verify_samples` different samples (fewer where there are not so many, at most
     MAX_STACKED_SAMPLES in a stacked run), spread over requests, layers and positions by the run's
-    seed. `lengths` are the positions that each request computes."""
-    requests = [(id, length) for id, length in zip(ids, lengths, strict=True) if length > 0]
+    seed. `lengths` are the positions that each request computes, its prompt's among them.
+
+    Prompts and generated tokens take turns, and so do the layers: with twice as many samples as
+    layers each layer is looked at in prefill and in decode, although a trace's prompts may be a
+    hundred times as long as its outputs.
+    """
+    spans = list(zip(ids, prompt_lens, lengths, strict=True))
+    prompts = [(id, 0, min(prompt, length)) for id, prompt, length in spans if length > 0]
+    generated = [(id, prompt, length) for id, prompt, length in spans if length > prompt]
+    parts = [part for part in (prompts, generated) if part]
     count, seed = cfg.run.verify_samples, cfg.run.seed
-    if not requests:
+    if not parts:
         return []
-    if cfg.run.activations != "stacked":
-        return _draw(seed, SAMPLE_STREAM, count, requests, len(cfg.layers), whole_stack=False)
-    count = min(count, MAX_STACKED_SAMPLES)
-    id, length = min(requests, key=lambda request: request[1])
-    shortest = [(id, min(length, STACK_POSITIONS))]
-    depth = min(cfg.num_layers, STACK_LAYERS)
-    ground = _draw(seed, STACK_STREAM, -(-count // 4), shortest, depth, whole_stack=True)
-    count -= len(ground)
-    return ground + _draw(seed, SAMPLE_STREAM, count, requests, len(cfg.layers), whole_stack=False)
+    ground: list[Sample] = []
+    if cfg.run.activations == "stacked":
+        count = min(count, MAX_STACKED_SAMPLES)
+        id, length = min(zip(ids, lengths, strict=True), key=lambda pair: pair[1] or np.inf)
+        shortest = [(id, 0, min(length, STACK_POSITIONS))]
+        depth = min(cfg.num_layers, STACK_LAYERS)
+        quarter = -(-count // 4)
+        ground = _draw(seed, STACK_STREAM, quarter, [shortest], depth, whole_stack=True)
+    rest, layers = count - len(ground), len(cfg.layers)
+    return ground + _draw(seed, SAMPLE_STREAM, rest, parts, layers, whole_stack=False)
 
 
 def _draw(
-    seed: int, stream: int, count: int, requests: list, num_layers: int, *, whole_stack: bool
+    seed: int, stream: int, count: int, parts: list, num_layers: int, *, whole_stack: bool
 ) -> list[Sample]:
-    """Up to `count` different samples of requests [(id, length)]."""
+    """Up to `count` different samples of `parts`, lists of (id, first position, end) that take
+    turns."""
+    layers = np.argsort(hash_words(seed, stream, np.arange(num_layers), 2), kind="stable").tolist()
     draws = np.arange(4 * count)  # more than wanted: some fall together
-    words = [hash_words(seed, stream, draws, axis) for axis in range(3)]
+    words = [hash_words(seed, stream, draws, axis).tolist() for axis in range(2)]
     chosen: dict[Sample, None] = {}
-    for request_word, layer_word, position_word in zip(*words, strict=True):
+    for draw, (request_word, position_word) in enumerate(zip(*words, strict=True)):
         if len(chosen) == count:
             break
-        id, length = requests[int(request_word) % len(requests)]
-        layer, position = int(layer_word) % num_layers, int(position_word) % length
-        chosen[Sample(id, layer, position, whole_stack)] = None
+        turn, part_id = divmod(draw, len(parts))
+        part = parts[part_id]
+        id, first, end = part[request_word % len(part)]
+        position = first + position_word % (end - first)
+        chosen[Sample(id, layers[turn % num_layers], position, whole_stack)] = None
     return list(chosen)
