@@ -20,7 +20,7 @@
 #define __global__
 #define __shared__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
@@ -36,7 +36,10 @@ inline double2 make_double2(double x, double y) { return {x, y}; }
 
 struct Index { unsigned x; };
 inline Index threadIdx, blockIdx;
-alignas(1024) uint8_t shared_bytes[1 << 17];
+#ifndef HOST_SHARED_BYTES
+#define HOST_SHARED_BYTES (1 << 17)
+#endif
+alignas(1024) uint8_t shared_bytes[HOST_SHARED_BYTES];
 using std::max;
 using std::min;
 
@@ -51,7 +54,10 @@ using std::min;
 
 // ---- fibers
 
-constexpr int MAX_THREADS = 256, FIBER_BYTES = 256 << 10;
+#ifndef HOST_THREADS
+#define HOST_THREADS 256
+#endif
+constexpr int MAX_THREADS = HOST_THREADS, FIBER_BYTES = 256 << 10;
 struct Barrier { int waiting = 0, turn = 0; };
 inline ucontext_t scheduler, fibers[MAX_THREADS];
 inline bool finished[MAX_THREADS];
@@ -73,6 +79,7 @@ inline void __syncthreads() { wait_at(block_barriers[0], num_threads); }
 inline void sync_warp() { wait_at(warp_barriers[threadIdx.x / 32], 32); }
 
 inline void (*body)();
+inline void (*after_round)(bool stuck);  // may be null; what else moves, such as copies
 inline void run_fiber() {
   body();
   finished[threadIdx.x] = true;
@@ -109,6 +116,7 @@ inline void run_block(void (*kernel)(), unsigned block, int threads, unsigned se
         }
       }
     }
+    if (after_round) after_round(arrivals == before_round);
     CHECK(arrivals != before_round);  // else all wait for a barrier that some thread never reaches
   }
 }

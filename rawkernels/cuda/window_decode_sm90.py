@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from ...layouts.plans import DecodePlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import HOPPER_ARCHS, KernelSource, ParamsStruct, macro_set
 from ..device.module import device_pointer, get_kernel
+from ..device.probe import current_device
 from ..device.tensor_map import bf16_tensor_map
 from ..ring_access import RingAccess
 from .attention_shapes import scale_log2
@@ -173,7 +172,7 @@ def launch(
     """
     num_tokens, num_q_heads = q.shape[:2]
     head_tiles = div_exact(num_q_heads, HEAD_TILE)
-    num_blocks = _multiprocessors(q.device.id)
+    num_blocks = resident_blocks()
     if work is None:
         work = choose_work(plan.num_seqs, plan.max_seqlen_q, num_tokens, head_tiles, num_blocks)
     if num_tokens == 0:
@@ -217,8 +216,13 @@ def launch(
         kernel.launch((grid,), (NUM_THREADS,), params, stream)
 
 
+def resident_blocks() -> int:
+    """Thread blocks that run at once on the current device: one a multiprocessor."""
+    return _multiprocessors(current_device())
+
+
 @cache
 def _multiprocessors(device: int) -> int:
     from cupy.cuda import Device
 
-    return int(np.int64(Device(device).attributes["MultiProcessorCount"]))
+    return int(Device(device).attributes["MultiProcessorCount"])
