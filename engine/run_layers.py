@@ -49,27 +49,26 @@ class LayerRunner:
         self.source.prepare(batch)
         self.capture.begin(batch)
         watch = self.engine.tools.watch
+        log = self.digests.begin(batch.num_tokens)  # may wait, so before a timed step is held
         with watch.step(batch.kind, batch.num_seqs, batch.num_tokens, sample=sample):
             if self.graphs is None or batch.kind == "prefill":
-                self._attend(batch)
+                self._attend(batch, log)
             else:
-                self._decode(batch, self.engine.open_step, sample=sample)
+                self._decode(batch, self.engine.open_step, log, sample=sample)
 
-    def _attend(self, batch: Batch) -> None:
+    def _attend(self, batch: Batch, log: Any) -> None:
         """Layer by layer, as an embedding caller does it."""
         engine, size = self.engine, batch.num_tokens
         buffers = engine.run_buffers()
         q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
-        digests = self.digests.begin(size)
         for layer in range(len(engine.cfg.layers)):
             self._fill(layer, batch, q, kv, out)
             engine.attend(layer, batch, q, kv, out)
-            self._keep(layer, out, digests)
+            self._keep(layer, out, log)
 
-    def _decode(self, batch: Batch, step: StepArrays, *, sample: bool) -> None:
+    def _decode(self, batch: Batch, step: StepArrays, log: Any, *, sample: bool) -> None:
         """The step in its fixed buffers: replayed, or called."""
         graphs, memory = self.graphs, self.engine.memory
-        log = self.digests.begin(batch.num_tokens)
         launch = graphs.launches.get(step.size)
         looked_into = sample or self.capture.wants_outputs
         if launch is not None and not looked_into:
@@ -84,9 +83,9 @@ class LayerRunner:
         memory.copy(log, step.digests)
         self.engine.replayed(batch)
 
-    def call_step(self, step: StepArrays) -> None:
-        """Queues one decode step over the fixed buffers: plans, then every layer. Nothing here
-        looks at a batch's values on the host, allocates, or waits."""
+    def call_step(self, step: StepArrays, num_layers: int | None = None) -> None:
+        """Queues one decode step over the fixed buffers: plans, then every layer, or the first
+        `num_layers`. Nothing here looks at a batch's values on the host, allocates, or waits."""
         engine, size = self.engine, step.size.num_tokens
         buffers = engine.run_buffers()
         q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
@@ -94,7 +93,7 @@ class LayerRunner:
         engine.memory.zero(step.digests)
         with engine.tools.watch.op("plan_decode", 0, size):
             engine.decode_inputs().fill_plans(step)
-        for layer in engine.cfg.layers:
+        for layer in engine.cfg.layers[:num_layers]:
             self._fill(layer.id, step.batch, q, kv, out)
             attend_layer(engine.tools, layer, step.batch, q, kv, out, lse)
             self._keep(layer.id, out, step.digests)
