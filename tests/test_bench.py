@@ -292,8 +292,26 @@ def test_out_and_table(capsys, tmp_path):
     assert capsys.readouterr().out == printed
     report = json.loads(path.read_text())
     assert report["environment"]["command"]
+    assert report["complete"] is True
     assert "| load_history | 3 sequences |" in printed
     assert "| copy of 1,048,576 B, read + written |" in printed
+
+
+def test_a_run_cut_short_leaves_its_rows(monkeypatch, tmp_path):
+    """Ctrl-C in the second of two operations: status 130, and the file holds the first one's row,
+    marked as not complete."""
+    path = tmp_path / "report.json"
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.bench_of("apply_rope"), "prepare", stop)
+    argv = ["bench", "load_history", "apply_rope", "--smoke", "--backend", "cpu"]
+    assert cli.main([*argv, "--out", str(path)]) == 130
+    report = json.loads(path.read_text())
+    assert [row["op"] for row in report["rows"]] == ["load_history"]
+    assert report["complete"] is False
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_table_of_peers_kernels_and_errors():

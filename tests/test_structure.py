@@ -88,12 +88,13 @@ def test_word_rule_sees(tmp_path):
 
 
 def test_stem_rule_sees(tmp_path):
-    """A lone .cu lacks five files; with all of them there it lacks none, and a variant for one
+    """A lone .cu lacks six files; with all of them there it lacks none, and a variant for one
     architecture needs no more."""
     write_tree(tmp_path, {"rawkernels/cuda/op.cu": ""})
-    assert len(list(checks.check_stems(tmp_path))) == 5
-    homes = ("rawkernels/cuda/", "rawkernels/cpu/", "rawkernels/reference/", "rawkernels/")
-    write_tree(tmp_path, {f"{home}op.py": "" for home in homes} | {"tests/test_op.py": ""})
+    assert len(list(checks.check_stems(tmp_path))) == 6
+    homes = ("cuda/", "cpu/", "reference/", "")
+    write_tree(tmp_path, {f"rawkernels/{home}op.py": "" for home in homes})
+    write_tree(tmp_path, {"tools/bench/op.py": ""} | {"tests/test_op.py": ""})
     write_tree(tmp_path, {"rawkernels/cuda/op_sm90_small.cu": ""})
     assert list(checks.check_stems(tmp_path)) == []
 

@@ -76,11 +76,8 @@ def run(args: argparse.Namespace) -> int:
     plot = _load_plot() if args.plot else None
     if args.peers:
         _require_peers(backend)
-    report = run_benches(backend, args.device, cfg, wish, _tell)
-    if args.out:
-        path = Path(args.out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    save = _saver(args.out)
+    report = run_benches(backend, args.device, cfg, wish, _tell, save)
     if plot is not None:
         plot(report, args.plot)
     if args.json:
@@ -153,6 +150,21 @@ def _load_plot() -> Any:
 
     load_pyplot()
     return save_plot
+
+
+def _saver(out: str | None) -> Any:
+    """Writes a report to the file `out`, whole or not at all; does nothing without one."""
+    if out is None:
+        return lambda report: None
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+
+    def save(report: dict[str, Any]) -> None:
+        part.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        part.replace(path)
+
+    return save
 
 
 def _tell(text: str) -> None:

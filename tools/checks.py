@@ -28,6 +28,8 @@ LAYERS = {
 FOLDERS = (*LAYERS, "tests")
 ROOT_NAMES = {"__version__"}  # all that a folder may take from the root module
 BACKENDS = ("reference", "cpu", "cuda")
+# Where the Python files of an operation are, beside its test.
+STEM_FOLDERS = ("rawkernels", *(f"rawkernels/{name}" for name in BACKENDS), "tools/bench")
 GPU_PACKAGES = {"cupy", "cupyx", "cuda"}  # never imported while a module loads
 DEVICE_PACKAGES = GPU_PACKAGES | {"numba", "llvmlite"}  # imported under rawkernels/ only
 
@@ -178,12 +180,12 @@ def check_words(root: Path) -> Iterator[str]:
 
 
 def check_stems(root: Path) -> Iterator[str]:
-    """One operation, one stem: a `.cu` has its launcher, CPU kernel, reference, public module and
-    test under the same name. A kernel for one architecture, `<stem>_sm90....cu`, counts as its
-    operation's."""
+    """One operation, one stem: a `.cu` has its launcher, CPU kernel, reference, public module,
+    benchmark and test under the same name. A kernel for one architecture, `<stem>_sm90....cu`,
+    counts as its operation's."""
     for source in sorted((root / "rawkernels" / "cuda").glob("*.cu")):
         stem = re.sub(r"_sm\d+.*$", "", source.stem)
-        for folder in ("rawkernels/cuda", "rawkernels/cpu", "rawkernels/reference", "rawkernels"):
+        for folder in STEM_FOLDERS:
             if not (root / folder / f"{stem}.py").is_file():
                 yield f"{source.relative_to(root)}:1: {folder}/{stem}.py is missing"
         if not (root / "tests" / f"test_{stem}.py").is_file():

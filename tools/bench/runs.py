@@ -86,10 +86,16 @@ def check_axes(wish: Wish) -> None:
 
 
 def run_benches(
-    backend: str, device: int, cfg: Config, wish: Wish, tell: Callable[[str], None]
+    backend: str,
+    device: int,
+    cfg: Config,
+    wish: Wish,
+    tell: Callable[[str], None],
+    save: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """The report: environment, rates, one row a shape. A row whose result was wrong or that could
-    not run has `error` and no times."""
+    not run has `error` and no times. `save` is called after each row with the report so far, whose
+    `complete` is false until the last one, so that a run that is cut short leaves what it has."""
     check_axes(wish)
     start = environment(backend, device)
     start["commit"] = start["commit"] or wish.commit
@@ -99,23 +105,27 @@ def run_benches(
             place = force_kernel(place, wish.ops, wish.kernel)
         tell("measuring copy and matrix rates")
         measured = rates.measure_ceilings(place, rng, smoke=wish.smoke, sustained=wish.sustained)
-        rows = [
-            _row(place, cfg, wish, measured, op, shape, tell)
-            for op in wish.ops
-            for shape in shapes_of(op, wish)
-        ]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "device": start["device"],
-        **rates.report_of(measured),
-        "backend": backend,
-        "config": cfg.name,
-        "smoke": wish.smoke,
-        "forced_kernel": wish.kernel,
-        "seed": wish.seed,
-        "environment": start | {"gpu_after": _gpu_state(device) if backend == "cuda" else None},
-        "rows": rows,
-    }
+        report = {
+            "schema_version": SCHEMA_VERSION,
+            "complete": False,
+            "device": start["device"],
+            **rates.report_of(measured),
+            "backend": backend,
+            "config": cfg.name,
+            "smoke": wish.smoke,
+            "forced_kernel": wish.kernel,
+            "seed": wish.seed,
+            "environment": start,
+            "rows": [],
+        }
+        for op in wish.ops:
+            for shape in shapes_of(op, wish):
+                report["rows"].append(_row(place, cfg, wish, measured, op, shape, tell))
+                save(report)
+    start["gpu_after"] = _gpu_state(device) if backend == "cuda" else None
+    report["complete"] = True
+    save(report)
+    return report
 
 
 def _row(
