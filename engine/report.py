@@ -1,5 +1,6 @@
 """The JSON report of a run: keys, percentiles, and an atomic write."""
 
+import errno
 import json
 import os
 import tempfile
@@ -48,6 +49,16 @@ def report_head(cfg: Config, backend: str, layout: SlotLayout) -> dict:
         "slot_bytes": layout.slot_bytes,
         "stored_bytes": layout.stored_bytes,
     }
+
+
+def check_report_path(path: str | Path) -> None:
+    """Raises OSError where `write_report` could not write to `path`; asked before a run, so that
+    none is lost for a folder that is not there."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent):
+        pass  # gone again at once
 
 
 def write_report(report: dict, path: str | Path) -> None:

@@ -24,7 +24,7 @@ from .activation_source import ActivationSource
 from .activations import open_source
 from .digests import DigestLog, combine, open_digests
 from .progress import QUIET, Progress
-from .report import bytes_per_sequence, report_head, write_report
+from .report import bytes_per_sequence, check_report_path, report_head, write_report
 from .run_layers import DecodeGraphs, LayerRunner
 from .run_stats import RunStats, open_stats
 from .samples import choose_samples, open_capture
@@ -96,8 +96,9 @@ def run_trace(
 
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
     what was done; a second Ctrl-C raises KeyboardInterrupt, or skips the verification.
-    Before anything runs: TraceError for a bad trace, RequestError where a request exceeds
-    max_seq_len, ActivationError where a recorded source lacks something.
+    Before anything runs: OSError where the report cannot be written, TraceError for a bad trace,
+    RequestError where a request exceeds max_seq_len, ActivationError where a recorded source lacks
+    something.
     """
     if not engine.done:
         raise RequestError("run: the engine still has requests of its caller; finish them first")
@@ -105,6 +106,9 @@ def run_trace(
         raise ConfigError(
             f"{engine.cfg.path}: run.verify_samples is 0, so there is nothing to verify"
         )
+    for path in (report_path, timeline_path):
+        if path is not None:
+            check_report_path(path)
     requests = load_requests(engine.cfg, trace)
     with engine.memory.scope():
         state = _open_run(engine, requests, verify, graphs)

@@ -9,7 +9,12 @@ import pytest
 
 import ringslab as rs
 from ringslab.engine.digests import combine, open_digests
-from ringslab.engine.report import bytes_per_sequence, percentiles, write_report
+from ringslab.engine.report import (
+    bytes_per_sequence,
+    check_report_path,
+    percentiles,
+    write_report,
+)
 from ringslab.rawkernels.memory import load_memory
 from ringslab.rawkernels.reference.activation_hash import GOLDEN64, splitmix64
 
@@ -34,6 +39,21 @@ def test_a_report_replaces_the_old_one_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OSError, match="No such file"):
         write_report({}, tmp_path / "absent" / "report.json")
+
+
+def test_a_report_path_is_tried_before_a_run(tmp_path):
+    """A folder that is absent, and a path that is a folder: OSError before the first step; what is
+    there already stays as it is."""
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    check_report_path(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    with rs.Engine(rs.load_config(Path(__file__).with_name("tiny.yaml")), "reference") as engine:
+        for bad, says in ((tmp_path / "absent" / "r.json", "No such file"), (tmp_path, "Is a dir")):
+            with pytest.raises(OSError, match=says):
+                engine.run(report_path=bad)
+            assert engine.scheduler.counters.submitted == 0
 
 
 def test_bytes_per_sequence_of_the_smallest_model():
