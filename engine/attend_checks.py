@@ -1,13 +1,12 @@
-"""What `Engine.attend` and `Engine.submit` check of a caller's arrays, before they store any."""
+"""What `Engine.attend` checks of a caller's arrays, before it stores any."""
 
 from typing import Any
 
 import numpy as np
 
 from ..layouts.config import Config
-from ..layouts.errors import ArgumentError, ConfigError, RequestError
+from ..layouts.errors import ArgumentError, ConfigError
 from ..rawkernels.arrays import BF16, UINT16, as_array, bf16_bits, is_cuda
-from ..schedules.batch import Request
 
 FLOAT32 = np.dtype(np.float32)
 OUT_DTYPES, LSE_DTYPES = (BF16, UINT16), (FLOAT32,)
@@ -56,16 +55,6 @@ def check_result(name: str, array: Any, shape: tuple, dtypes: tuple, backend: st
         raise ArgumentError(f"attend: {name}.dtype={array.dtype} but must be {wanted}")
     if backend == "cuda" and not is_cuda(array):
         raise ArgumentError(f"attend: {name} is a host array but the engine runs on a GPU")
-
-
-def check_vocabulary(request: Request, vocab_size: int) -> None:
-    """Raises RequestError for a prompt token that is not below vocab_size."""
-    prompt = np.asarray(request.prompt)
-    if prompt.dtype.kind in "iu" and prompt.size and prompt.max() >= vocab_size:
-        at = int(np.argmax(prompt))
-        raise RequestError(
-            f"request {request.id!r}: prompt[{at}]={prompt.flat[at]} but vocab_size={vocab_size}"
-        )
 
 
 def refuse_unsupported(cfg: Config) -> None:

@@ -28,7 +28,6 @@ from .attend_checks import (
     activation_bits,
     check_backend,
     check_result,
-    check_vocabulary,
     refuse_unsupported,
 )
 from .backends import check_device_number, choose_backend
@@ -98,6 +97,7 @@ class Engine:
                 tokens_per_step=cfg.tokens_per_step,
                 max_seq_len=cfg.max_seq_len,
                 chunked_prefill=cfg.engine.chunked_prefill,
+                vocab_size=cfg.vocab_size,
             )
         )
         self._run_buffers = None
@@ -139,7 +139,6 @@ class Engine:
         """Queues a request. Raises RequestError, and queues nothing, for an empty or negative
         prompt, an id that is still running, or more tokens than max_seq_len."""
         self._check_alive()
-        check_vocabulary(request, self.cfg.vocab_size)
         self.scheduler.submit(request)
 
     def abort(self, id: str) -> None:

@@ -20,6 +20,7 @@ from ..layouts.errors import ConfigError, RequestError, TraceError
 from ..layouts.sizes import div_ceil
 from ..rawkernels.device.progress import progress_to
 from ..schedules.batch import Batch, Request
+from ..schedules.limits import check_request
 from .activation_source import ActivationSource
 from .activations import open_source
 from .digests import DigestLog, combine, open_digests
@@ -97,8 +98,8 @@ def run_trace(
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
     what was done; a second Ctrl-C raises KeyboardInterrupt, or skips the verification.
     Before anything runs: OSError where the report cannot be written, TraceError for a bad trace,
-    RequestError where a request exceeds max_seq_len, ActivationError where a recorded source lacks
-    something.
+    RequestError for a request that `submit` would refuse, ActivationError where a recorded source
+    lacks something.
     """
     if not engine.done:
         raise RequestError("run: the engine still has requests of its caller; finish them first")
@@ -137,8 +138,8 @@ def run_trace(
 def load_requests(cfg: Config, trace: Any) -> list[RunRequest]:
     """The requests of a trace, checked against the limits of `cfg`.
 
-    Raises TraceError for a bad trace and RequestError for a request that is longer than
-    max_seq_len, with both numbers.
+    Raises TraceError for a bad trace and RequestError for a request that `submit` would refuse:
+    longer than max_seq_len (with both numbers), an empty prompt, a token outside the vocabulary.
     """
     requests = [_run_request(cfg, item) for item in _trace_items(cfg, trace)]
     if len({request.id for request in requests}) != len(requests):
@@ -192,9 +193,9 @@ def _run_request(cfg: Config, item: Any) -> RunRequest:
         )
     if not isinstance(item, Request):
         raise TraceError(f"run: {type(item).__name__} in the list; pass Request or TraceEntry")
-    prompt = np.asarray(item.prompt)
+    prompt = check_request(item, cfg.max_seq_len, cfg.vocab_size)
     return RunRequest(
-        item.id, prompt.size, item.max_new_tokens, item.arrival_s, lambda: item.prompt
+        item.id, prompt.size, int(item.max_new_tokens), item.arrival_s, lambda: prompt
     )
 
 

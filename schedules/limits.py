@@ -18,6 +18,7 @@ class SchedulerLimits:
     max_decode_seqs   sequences of a decode batch
     tokens_per_step   query tokens of a sequence in a decode step: drafts + 1
     max_seq_len       tokens of a sequence, prompt and generated
+    vocab_size        prompt tokens are below it; None: any int32
     chunked_prefill   whether a prompt may be cut to the budget; if not, a prompt larger than the
                       budget runs alone
 
@@ -31,11 +32,12 @@ class SchedulerLimits:
     tokens_per_step: int
     max_seq_len: int
     chunked_prefill: bool = True
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "chunked_prefill":
+            if field.name == "chunked_prefill" or (field.name == "vocab_size" and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ArgumentError(f"SchedulerLimits: {field.name}={value!r} must be 1 or more")
@@ -45,7 +47,7 @@ class SchedulerLimits:
             )
 
 
-def check_request(request: Request, max_seq_len: int) -> np.ndarray:
+def check_request(request: Request, max_seq_len: int, vocab_size: int | None = None) -> np.ndarray:
     """The prompt as int32 [n]. Raises RequestError for what can never run, with the numbers."""
     if not isinstance(request, Request):
         raise RequestError(f"submit: got {type(request).__name__} but needs a Request")
@@ -62,7 +64,10 @@ def check_request(request: Request, max_seq_len: int) -> np.ndarray:
         raise RequestError(
             f"request {request.id!r}: its prompt is on a GPU; pass a host array of int32"
         )
-    prompt = np.asarray(request.prompt)
+    try:
+        prompt = np.asarray(request.prompt)
+    except ValueError as error:
+        raise RequestError(f"request {request.id!r}: its prompt is no array: {error}") from error
     if prompt.ndim != 1 or prompt.shape[0] == 0:
         raise RequestError(
             f"request {request.id!r}: prompt.shape={prompt.shape} but must be [n], n at least 1"
@@ -73,6 +78,11 @@ def check_request(request: Request, max_seq_len: int) -> np.ndarray:
         raise RequestError(
             f"request {request.id!r}: prompt tokens run {prompt.min()} .. {prompt.max()} but must "
             "be int32 and not negative"
+        )
+    if vocab_size is not None and prompt.max() >= vocab_size:
+        at = int(np.argmax(prompt))
+        raise RequestError(
+            f"request {request.id!r}: prompt[{at}]={prompt[at]} but vocab_size={vocab_size}"
         )
     total = prompt.shape[0] + int(new)
     if total > max_seq_len:

@@ -101,11 +101,11 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue.
 
-        Raises RequestError, and changes nothing, for an id that is live, an empty or negative
-        prompt, or more tokens than max_seq_len, with both numbers.
+        Raises RequestError, and changes nothing, for an id that is live, a prompt that is empty,
+        negative or outside the vocabulary, or more tokens than max_seq_len, with both numbers.
         """
         try:
-            prompt = check_request(request, self.limits.max_seq_len)
+            prompt = check_request(request, self.limits.max_seq_len, self.limits.vocab_size)
             if request.id in self._row_of:
                 raise RequestError(
                     f"request {request.id!r} is {self.state(request.id)}; wait until it ends, "

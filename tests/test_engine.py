@@ -310,6 +310,10 @@ def test_requests_that_cannot_run_are_refused_at_submit():
             engine.submit(rs.Request("a", prompt, 13))
         with pytest.raises(RequestError, match=r"prompt\[2\]=1000 but vocab_size=1000"):
             engine.submit(rs.Request("a", np.array([1, 2, 1000]), 1))
+        for wrong in ("a", None, rs.Request("a", [[1], [1, 2]], 1)):
+            with pytest.raises(RequestError, match=r"needs a Request|is no array"):
+                engine.submit(wrong)
+        assert engine.scheduler.counters.refused == 5
         engine.submit(rs.Request("a", prompt, 12))
         with pytest.raises(RequestError):
             engine.submit(rs.Request("a", prompt, 12))

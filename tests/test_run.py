@@ -52,6 +52,24 @@ def test_a_run_verifies_itself(backend):
     json.dumps(report, allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (rs.Request("b", [1, 1000], 2), r"prompt\[1\]=1000 but vocab_size=1000"),
+        (rs.Request("b", [], 2), "shape"),
+        (rs.Request("b", [1], "2"), "max_new_tokens='2'"),
+        (rs.Request(7, [1], 2), "id=7"),
+    ],
+)
+def test_a_request_that_submit_refuses_is_found_before_a_run(request_, says):
+    """The second of two requests is wrong: nothing of the first has run, and the engine is free."""
+    with rs.Engine(tiny(), "reference") as engine:
+        with pytest.raises(rs.errors.RequestError, match=says):
+            engine.run([rs.Request("a", [1, 2], 2), request_])
+        assert engine.done
+        assert engine.scheduler.counters.submitted == 0
+
+
 @pytest.mark.parametrize("accept_rate", [0.0, 0.7])
 def test_a_stacked_run_verifies_every_layer_and_the_stack(backend, accept_rate):
     """Outputs of layer l are inputs of layer l + 1: 32 samples from the inputs that the run had,
