@@ -112,6 +112,19 @@ def test_damaged_cache_is_emptied(tmp_path):
     assert "damaged" not in run().stderr
 
 
+def test_cache_that_cannot_be_written(tmp_path):
+    """Index files that are folders cannot be read, emptied or written (also for root, whom a
+    read-only folder does not stop): warnings, and the right numbers."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    options = {"env": environment, "capture_output": True, "text": True, "check": True}
+    subprocess.run(command, **options)
+    for path in list(tmp_path.rglob("*.nbi")):
+        path.unlink()
+        path.mkdir()
+    assert "cannot be written" in subprocess.run(command, **options).stderr
+
+
 def test_q01_q10_e4m3_bytes_of_the_whole_range():
     """All 65,280 bf16 numbers that are no NaN, the halfway points between neighbouring E4M3 values
     and the floats beside them, and 1000, 465, 464 with scale 1: as clip and ml_dtypes' cast."""

@@ -48,24 +48,34 @@ def _guard_cache(compiled: Any) -> None:
     Numba reuses a cached kernel while its own file is unchanged, although functions that it calls
     in other files may have changed (numba/numba#1833, open): the stamp of each kernel covers all
     files whose code or constants end up in kernels. And a damaged cache file would end the call
-    that reads it: it is emptied and the kernel compiled again, with a warning.
+    that reads it: it is emptied and the kernel compiled again, with a warning. So would a cache
+    that cannot be written, a full disk for one: the compiled kernel is used, and not kept.
     """
     disk_cache = getattr(compiled, "_cache", None)
     cache_file = getattr(disk_cache, "_cache_file", None)
-    if not hasattr(cache_file, "_source_stamp") or not hasattr(disk_cache, "load_overload"):
+    if not hasattr(cache_file, "_source_stamp") or not hasattr(disk_cache, "save_overload"):
         return
     cache_file._source_stamp = _sources_digest()
-    load = disk_cache.load_overload
+    load, save, flush = disk_cache.load_overload, disk_cache.save_overload, disk_cache.flush
 
     def load_or_forget(*arguments: Any) -> Any:
         try:
             return load(*arguments)
         except Exception as error:  # unpickling damaged bytes can raise anything
             warnings.warn(f"Numba's cache is damaged and is emptied: {error!r}", stacklevel=2)
-            disk_cache.flush()
+            _or_warn(flush)
             return None
 
     disk_cache.load_overload = load_or_forget
+    disk_cache.save_overload = lambda *arguments: _or_warn(save, *arguments)
+
+
+def _or_warn(write: Callable, *arguments: Any) -> None:
+    """A write to the disk cache; nothing is lost where it fails but the time of a compile."""
+    try:
+        write(*arguments)
+    except Exception as error:  # a damaged index is read before it is written: anything again
+        warnings.warn(f"Numba's cache cannot be written: {error!r}", stacklevel=2)
 
 
 @cache
