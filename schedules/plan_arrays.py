@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import PlanError
+from ..layouts.sizes import is_count
 from ..rawkernels.arrays import as_array, is_cuda
+from ..rawkernels.plan_checks import MAX_ROW
 
 
 def from_caller(**arrays: Any) -> tuple[list[Any], bool]:
@@ -24,7 +26,10 @@ def host_integers(op: str, name: str, values: Any, *, least: int, most: int) -> 
     Takes lists and any integer dtype. Raises PlanError for another rank or dtype and for a value
     out of range, naming the first one.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise PlanError(f"{op}: {name} is no array: {error}") from error
     if array.size == 0 and array.ndim == 1 and array.dtype == np.float64:
         array = array.astype(np.int64)  # np.asarray([]) is float64: an empty list has no integers
     if array.ndim != 1:
@@ -35,6 +40,20 @@ def host_integers(op: str, name: str, values: Any, *, least: int, most: int) -> 
         bad = int(np.flatnonzero((array < least) | (array > most))[0])
         raise PlanError(f"{op}: {name}[{bad}]={array[bad]} but must be {least} .. {most}")
     return array.astype(np.int64)
+
+
+def host_extent(op: str, name: str, given: Any, needed: int, what: str) -> int:
+    """An extent that a caller may state: `needed` where it is None. Raises PlanError for what is no
+    integer, for less than `needed`, and for more than int32 counts."""
+    if given is None:
+        return needed
+    if not is_count(given):
+        raise PlanError(f"{op}: {name}={given!r} but must be an integer")
+    if given < needed:
+        raise PlanError(f"{op}: {name}={given} but {what} {needed} tokens")
+    if given > MAX_ROW:
+        raise PlanError(f"{op}: {name}={given} but int32 counts to {MAX_ROW}")
+    return int(given)
 
 
 def host_valid_start(op: str, values: Any, count: int, what: str, most: int) -> np.ndarray:

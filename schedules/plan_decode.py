@@ -8,7 +8,13 @@ from ..layouts.errors import PlanError
 from ..layouts.plans import DecodePlan
 from ..layouts.rings import MAX_POSITION
 from ..rawkernels.plan_checks import MAX_ROW, DecodeMode, check_sizes, index_width, mode_code
-from .plan_arrays import from_caller, host_cu_seqlens, host_integers, host_valid_start
+from .plan_arrays import (
+    from_caller,
+    host_cu_seqlens,
+    host_extent,
+    host_integers,
+    host_valid_start,
+)
 
 OP = "plan_decode"
 
@@ -146,10 +152,7 @@ def _host_plan(
         cu = host_cu_seqlens(OP, cu_seqlens_q, num_tokens)
         longest = int(np.diff(cu).max(initial=0))
         first, last, is_first = _sequence_ends(states, where, cu)
-    if max_seqlen_q is None:
-        max_seqlen_q = longest
-    elif max_seqlen_q < longest:
-        raise PlanError(f"{OP}: max_seqlen_q={max_seqlen_q} but the longest has {longest} tokens")
+    max_seqlen_q = host_extent(OP, "max_seqlen_q", max_seqlen_q, longest, "the longest has")
 
     oldest, newest = _visible(mode, window, where, first, last, is_first)
     oldest = np.maximum(np.maximum(oldest, valid), 0)
@@ -170,7 +173,7 @@ def _host_plan(
         window=window,
         ring_len=ring_len,
         num_seqs=cu.shape[0] - 1,
-        max_seqlen_q=int(max_seqlen_q),
+        max_seqlen_q=max_seqlen_q,
         cu_seqlens_q=cu.astype(np.int32),
         state_ids=states.astype(np.int32),
         positions=where.astype(np.int32),

@@ -9,7 +9,7 @@ from ..layouts.errors import PlanError
 from ..layouts.plans import MAX_SEGMENTS, PrefillPlan
 from ..layouts.rings import MAX_POSITION
 from ..rawkernels.plan_checks import MAX_ROW, check_sizes
-from .plan_arrays import from_caller, host_integers, host_valid_start
+from .plan_arrays import from_caller, host_extent, host_integers, host_valid_start
 
 OP = "plan_prefill"
 
@@ -116,20 +116,15 @@ def _host_plan(
             f"{OP}: {num_seqs} sequences * window={window} + {total} tokens are more rows than "
             f"the {MAX_ROW} that int32 can count; use a smaller batch"
         )
-    for name, given, needed in (
-        ("num_tokens", num_tokens, total),
-        ("max_seqlen_q", max_seqlen_q, longest),
-    ):
-        if given is not None and given < needed:
-            raise PlanError(f"{OP}: {name}={given} but the batch has {needed}")
-    num_tokens = total if num_tokens is None else int(num_tokens)
+    num_tokens = host_extent(OP, "num_tokens", num_tokens, total, "the batch has")
+    max_seqlen_q = host_extent(OP, "max_seqlen_q", max_seqlen_q, longest, "the longest has")
     positions, token_states, pivots = _pivots(states, q, k, valid, cu, window, num_tokens)
     segments = _segments(states, k - q, valid, window, ring_len)
     return PrefillPlan(
         window=window,
         ring_len=ring_len,
         num_seqs=num_seqs,
-        max_seqlen_q=longest if max_seqlen_q is None else int(max_seqlen_q),
+        max_seqlen_q=max_seqlen_q,
         cu_seqlens_q=cu.astype(np.int32),
         state_ids=states.astype(np.int32),
         seqlens_k=k.astype(np.int32),

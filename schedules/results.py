@@ -105,7 +105,11 @@ def _on_host(name: str, values: Any) -> Any:
 
 
 def _integers(name: str, values: Any, shape: tuple[int | None, ...]) -> np.ndarray:
-    array = np.asarray(_on_host(name, values))
+    values = _on_host(name, values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ArgumentError(f"commit: {name} is no array: {error}") from error
     wanted = "[" + ", ".join("<= tokens_per_step - 1" if n is None else str(n) for n in shape) + "]"
     if array.ndim != len(shape) or any(
         n is not None and n != have for n, have in zip(shape, array.shape, strict=True)

@@ -193,6 +193,7 @@ def test_valid_start_clips():
         ({"ring_len": 2**31}, "ring_len=2147483648"),
         ({"positions": [-1, 5]}, r"positions\[0\]=-1"),
         ({"positions": [5, MAX_POSITION + 1]}, r"positions\[1\]=2147483647"),
+        ({"positions": [[5], [5, 6]]}, "positions is no array"),
         ({"positions": [5]}, "positions has 1 values for 2 state_ids"),
         ({"positions": [5.0, 6.0]}, "positions.dtype=float64"),
         ({"positions": [[5, 6]]}, r"positions.shape=\(1, 2\)"),
@@ -206,6 +207,8 @@ def test_valid_start_clips():
         ({"cu_seqlens_q": []}, "cu_seqlens_q runs nothing"),
         ({"cu_seqlens_q": [0, 2]}, "token 1 is state_id=0 position=5"),
         ({"block": True}, "block=True needs cu_seqlens_q"),
+        ({"max_seqlen_q": "7"}, "max_seqlen_q='7' but must be an integer"),
+        ({"max_seqlen_q": 2**60}, "int32 counts to"),
         ({"max_seqlen_q": 0}, "max_seqlen_q=0 but the longest has 1"),
     ],
 )

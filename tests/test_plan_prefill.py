@@ -145,7 +145,10 @@ def test_valid_start_clamps_what_is_seen(valid):
         ({"window": 0}, "window=0"),
         ({"window": 9}, "ring_len=8 cannot hold the window=9"),
         ({"num_tokens": 9}, "num_tokens=9 but the batch has 10"),
-        ({"max_seqlen_q": 4}, "max_seqlen_q=4 but the batch has 5"),
+        ({"num_tokens": "10"}, "num_tokens='10' but must be an integer"),
+        ({"num_tokens": 10.5}, "num_tokens=10.5 but must be an integer"),
+        ({"num_tokens": 2**60}, "int32 counts to"),
+        ({"max_seqlen_q": 4}, "max_seqlen_q=4 but the longest has 5"),
     ],
 )
 def test_refused(change, message):

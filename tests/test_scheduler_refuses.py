@@ -51,6 +51,7 @@ def test_a_batch_with_plans_is_the_same_batch():
         ({"accepted": [-1, 0]}, r"accepted\[0\]=-1"),
         ({"accepted": [0]}, r"accepted.shape=\(1,\)"),
         ({"accepted": [0.0, 1.0]}, "accepted.dtype=float64"),
+        ({"accepted": [[0], [0, 1]]}, "accepted is no array"),
         ({"accepted": None}, r"accepted.shape=\(\)"),
         ({"next_tokens": None}, "next_tokens is None but request 'a'"),
         ({"next_tokens": [1, -1]}, r"next_tokens\[1\]=-1 for request 'b'"),
