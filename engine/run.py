@@ -96,7 +96,8 @@ def run_trace(
     on_step   called after each commit with the engine and the batch; may preempt and abort
 
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
-    what was done; a second Ctrl-C raises KeyboardInterrupt, or skips the verification.
+    what was done, and requests that were cut short are aborted. A second Ctrl-C raises
+    KeyboardInterrupt, or skips the verification.
     Before anything runs: OSError where the report cannot be written, TraceError for a bad trace,
     RequestError for a request that `submit` would refuse, ActivationError where a recorded source
     lacks something.
@@ -124,6 +125,8 @@ def run_trace(
             state.stats.settle()
             state.digests.flush()
             report = _report(state, interrupted())
+            for request in requests[: state.next_to_submit]:
+                engine.abort(request.id)  # after Ctrl-C; the others have ended already
             if report_path is not None:
                 write_report(report, report_path)
             if timeline_path is not None:

@@ -263,6 +263,23 @@ def test_the_command_line_says_what_is_wrong(arguments, says, capsys, tmp_path, 
     assert not Path("report.json").exists()
 
 
+def test_an_engine_runs_again_after_ctrl_c():
+    """SIGINT in the third step of a run: every slot is free again, and the next run has the digest
+    of one that nobody stopped."""
+
+    def interrupt(engine, batch):
+        if batch.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with rs.Engine(tiny(), "reference") as engine:
+        stopped = engine.run(TRACE, on_step=interrupt)
+        assert (stopped["interrupted"], stopped["scheduler"]["aborted"]) == (True, 0)
+        assert stopped["requests"] < len(TRACE)
+        assert engine.done
+        assert engine.scheduler.free_slots == engine.sizes.num_state_slots
+        assert engine.run(TRACE)["digest"] == run("reference")["digest"]
+
+
 def test_ctrl_c_stops_cleanly_and_keeps_what_was_done(tmp_path):
     """SIGINT in the middle of 400 requests: status 130, a whole report that says so, and the
     digests of what it calls completed are those of a run that nobody stopped."""
