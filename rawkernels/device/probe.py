@@ -32,11 +32,6 @@ def gpu_problem() -> str | None:
     return None
 
 
-def gpu_available() -> bool:
-    """True where CUDA kernels can run; never raises."""
-    return gpu_problem() is None
-
-
 def require_gpu() -> None:
     """Raises BackendError that says why there is no usable GPU."""
     problem = gpu_problem()
