@@ -30,6 +30,7 @@ CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 H200_BLOCKS = 132
 TILES = Work(0, 1, 0)  # one tile a unit; the number of units is filled in
+HALVES, QUARTERS = Work(0, 1, 0, 2), Work(0, 1, 0, 4)  # of a tile's columns
 SHIM = """
 #include "hopper_on_host.hpp"
 #include "{file}"
@@ -43,18 +44,20 @@ extern "C" void run(const {struct}* p, unsigned blocks, unsigned seed) {{
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "tokens", "head_tiles", "group_tokens"),
-    [(1, 1, 1, 0), (1, 6, 1, 0), (16, 6, 1, 0), (512, 1, 1, 0), (16, 6, 2, 1), (512, 1, 2, 1)]
-    + [(64, 6, 1, 3), (256, 2, 1, 2), (512, 2, 1, 2), (256, 6, 1, 6), (512, 6, 2, 6)],
+    ("num_seqs", "tokens", "head_tiles", "group_tokens", "splits"),
+    [(1, 1, 1, 0, 4), (1, 6, 1, 0, 4), (16, 1, 2, 0, 4), (64, 1, 1, 0, 2), (16, 6, 1, 0, 1)]
+    + [(512, 1, 1, 0, 1), (16, 6, 2, 1, 1), (512, 1, 2, 1, 1), (64, 6, 1, 3, 1)]
+    + [(256, 2, 1, 2, 1), (512, 2, 1, 2, 1), (256, 6, 1, 6, 1), (512, 6, 2, 6, 1)],
 )
-def test_work(num_seqs, tokens, head_tiles, group_tokens):
-    """Small batches and single tiles go tile by tile; 64 sequences of 6 tokens are cut into groups
-    of 3 for 132 blocks; large batches are units of whole sequences."""
+def test_work(num_seqs, tokens, head_tiles, group_tokens, splits):
+    """Small batches and single tiles go tile by tile, the smallest by columns too; 64 sequences of
+    6 tokens are cut into groups of 3 for 132 blocks; large batches are units of whole
+    sequences."""
     total = num_seqs * tokens
     work = launcher.choose_work(num_seqs, tokens, total, head_tiles, H200_BLOCKS)
-    assert work.group_tokens == group_tokens
+    assert (work.group_tokens, work.column_splits) == (group_tokens, splits)
     if group_tokens == 0:
-        assert work.num_units == total * head_tiles
+        assert work.num_units == total * head_tiles * splits
     else:
         assert work.num_units == num_seqs * work.groups
         assert work.groups * group_tokens >= tokens
@@ -63,7 +66,7 @@ def test_work(num_seqs, tokens, head_tiles, group_tokens):
 def test_work_with_a_loose_bound():
     """A plan that says only that no sequence has more than all 384 tokens is cut by tiles, not into
     64 x 48 groups of which most are empty."""
-    assert launcher.choose_work(64, 384, 384, 1, H200_BLOCKS) == Work(0, 1, 384)
+    assert launcher.choose_work(64, 384, 384, 1, H200_BLOCKS) == Work(0, 1, 384, 1)
 
 
 def test_supports():
@@ -84,22 +87,27 @@ def test_supports():
     assert not launcher.supports(access(), 64, None, -0.04)
 
 
-@pytest.mark.parametrize("kernel", launcher.KERNELS, ids=lambda kernel: kernel.name)
-def test_compiled(kernel):
-    """32 products of S and 4 x 9 of O as HGMMA, 8 stores of 64 columns, no local memory, and no
-    word of the assembler about products made to wait for each other."""
+@pytest.mark.parametrize(
+    ("kernel", "macros"),
+    [(kernel, macros) for kernel in launcher.KERNELS for macros in kernel.macro_sets],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_compiled(kernel, macros):
+    """32 products of S and 9 of each part of O as HGMMA, 2 stores of 64 columns a part, no local
+    memory, and no word of the assembler about products made to wait for each other."""
     try:
         compiler_version()
     except BackendError as error:
         pytest.skip(str(error))
-    build = build_kernel(kernel, launcher.MACROS, "sm_90a")
+    build = build_kernel(kernel, macros, "sm_90a")
     assert "serialized" not in build.log, build.log
     assert "Performance Loss" not in build.log, build.log
     if find_disassembler() is None:
         pytest.skip("needs nvdisasm")
     counts = count_opcodes(build.cubin, find_disassembler())[kernel.name]
-    assert counts["HGMMA"] == 32 + 4 * 9
-    assert counts["UTMASTG"] == 8
+    parts = 4 // dict(macros).get("COLUMN_SPLITS", 1)
+    assert counts["HGMMA"] == 32 + 9 * parts
+    assert counts["UTMASTG"] == 2 * parts
     assert counts["LDL"] + counts["STL"] == 0
 
 
@@ -154,7 +162,8 @@ def decode(monkeypatch):
         lse = helpers.Guarded(q.shape[:2], np.float32, "cpu")
         access = ring_access("test", layout, 1)
         if work.group_tokens == 0:
-            work = dataclasses.replace(work, num_units=q.shape[0] * q.shape[1] // 64)
+            units = q.shape[0] * q.shape[1] // 64 * work.column_splits
+            work = dataclasses.replace(work, num_units=units)
 
         def launch(kernel, grid, block, params, stream):
             assert block == launcher.NUM_THREADS
@@ -217,13 +226,15 @@ CASES = [
 @needs_gxx
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits(decode, case):
-    """Units of 1, 3 and 8 tokens and single tiles, on one block and on three: within the bound of
-    the float64 reference, the same bits, nothing else written, zeros for padding."""
+    """Units of 1, 3 and 8 tokens, single tiles, halves and quarters of them, on one block or on
+    three: within the bound of the float64 reference, the same bits, nothing else written, zeros
+    for padding."""
     q, slab, layout, plan, sink = batch(**case)
     options = {"softmax_scale": 512**-0.5, "sink": sink}
     expected = expected_decode(q, slab, layout, 1, plan, **options)
     first = None
-    cuts = (groups_of(plan, 8), groups_of(plan, 3), groups_of(plan, 1), TILES, TILES)
+    groups = [groups_of(plan, tokens) for tokens in (8, 3, 1)]
+    cuts = [*groups, TILES, TILES, HALVES, QUARTERS]
     for seed, work in enumerate(cuts):
         blocks = 3 if seed % 2 else 1
         found = decode(q, slab, layout, plan, work=work, blocks=blocks, seed=seed, **options)
@@ -245,8 +256,9 @@ def test_inverse_rotation(decode, pairing):
     expected = expected_decode(q, slab, layout, 1, plan, **options)
     whole = decode(q, slab, layout, plan, work=groups_of(plan, 3), **options)
     assert_within_bound(*whole, expected)
-    tiles = decode(q, slab, layout, plan, work=TILES, **options)
-    assert np.array_equal(whole[0], tiles[0])
+    for work in (TILES, QUARTERS):
+        tiles = decode(q, slab, layout, plan, work=work, **options)
+        assert np.array_equal(whole[0], tiles[0])
 
 
 @needs_gxx

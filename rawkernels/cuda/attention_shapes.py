@@ -23,18 +23,24 @@ SWIZZLE_ROWS = 8  # rows that ldmatrix reads at once; blocks of a padded row com
 KEY_RUNS_BYTES = 40
 QUERY_BYTES = 48
 
-Variant = Literal["portable"]
+# Which kernel serves a layer: "portable" runs everywhere from sm_80 on, "sm_90a" on Hopper.
+Variant = Literal["portable", "sm_90a"]
 
 
-def choose_variant(device: int, fmt: RecordFormat, num_q_heads: int) -> Variant:
-    """Which kernel serves a shape on the current device, whose id is `device`.
+def choose_variant(op: str, device: int, hopper: bool, wanted: Variant | None) -> Variant:
+    """The variant of a launch on the current device, whose id is `device`.
 
-    "portable" runs everywhere from sm_80 on. Kernels of one architecture (wgmma and TMA of sm_90a)
-    are chosen here, by what does not change from batch to batch: an output's bits must not depend
-    on what else is in its batch.
+    `hopper`: the sm_90a kernels serve the layer. That and the device decide, and neither changes
+    from batch to batch, because an output's bits must not depend on what else is in its batch.
+    `wanted` forces a variant, for tests and benchmarks; ArgumentError where it cannot run.
     """
-    variants: dict[str, Variant] = {}  # by architecture; "sm_90a" comes here
-    return variants.get(current_arch(device), "portable")
+    possible: Variant = "sm_90a" if hopper and current_arch(device) == "sm_90a" else "portable"
+    if wanted not in (None, "portable", possible):
+        raise ArgumentError(
+            f"{op}: variant={wanted!r} but 'portable' alone serves this layer here: sm_90a kernels"
+            " take a Hopper GPU, mxfp8 records of 512, rings of at most 136 and heads by the 64"
+        )
+    return wanted or possible
 
 
 @cache

@@ -10,7 +10,9 @@ from ...layouts.slots import RingKind, SlotLayout
 from ..checks import check_window_decode
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from . import window_decode_sm90
 from .attention_shapes import (
+    Variant,
     attention_macros,
     check_head_dim,
     check_output_bits,
@@ -61,7 +63,6 @@ PARAMS = ParamsStruct(
 )
 WINDOW_DECODE = KernelSource("window_decode", PARAMS, compiled_shapes(planar=True))
 KERNELS = (WINDOW_DECODE,)
-SOURCES = {"portable": WINDOW_DECODE}  # by variant
 
 
 def window_decode(
@@ -78,8 +79,12 @@ def window_decode(
     rope_out: Rope | None = None,
     kind: RingKind = "swa",
     stream: Any = None,
+    variant: Variant | None = None,
 ) -> None:
-    """q bf16 [T, H, D] against the rings of a layer -> out bf16 [T, H, D], lse float32 [T, H]."""
+    """q bf16 [T, H, D] against the rings of a layer -> out bf16 [T, H, D], lse float32 [T, H].
+
+    `variant` forces one kernel where two serve the layer, see `choose_variant`.
+    """
     op = "window_decode"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
     access, num_slots = check_window_decode(q, slab, layout, layer, plan, out, lse, kind, **options)
@@ -90,6 +95,11 @@ def window_decode(
         check_alignment(op, name, array, RECORD_ALIGN)
 
     tokens, num_q_heads = q.shape[:2]
+    hopper = window_decode_sm90.supports(access, num_q_heads, rope_out, softmax_scale)
+    if choose_variant(op, q.device.id, hopper, variant) == "sm_90a":
+        arrays = (q, slab, plan, out, lse, access, num_slots)
+        window_decode_sm90.launch(*arrays, **options, stream=stream)
+        return
     tile = head_tile(num_q_heads)
     tiles = div_ceil(num_q_heads, tile)
 
@@ -114,6 +124,5 @@ def window_decode(
         scale_log2=scale_log2(softmax_scale),
     )
 
-    source = SOURCES[choose_variant(q.device.id, access.format, num_q_heads)]
-    kernel = get_kernel(source, macros, shared_of(macros))
+    kernel = get_kernel(WINDOW_DECODE, macros, shared_of(macros))
     kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)

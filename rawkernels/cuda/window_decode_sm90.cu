@@ -11,7 +11,7 @@
 // bound by memory: a tile reads and writes 2 x 64 KB, a unit reads 70 KB of ring
 #include "hopper.cuh"
 #include "window_decode_sm90_params.cuh"
-#include "window_decode_tile_sm90.cuh"
+#include "window_decode_sm90.cuh"
 
 // Tokens `first` .. `first + num - 1`, a group of one sequence; num 0 where there is none.
 struct Group {
@@ -22,23 +22,23 @@ struct Group {
 struct Bounds {
   int begin, end;
 };
-__device__ __forceinline__ Bounds sequence_bounds(const DecodeParams& p, int unit) {
+__device__ __forceinline__ Bounds sequence_bounds(const Params& p, int unit) {
   if (unit >= p.num_units) return {0, 0};
   const int seq = unit / p.groups;
   return {__ldg(p.cu_seqlens_q + seq), __ldg(p.cu_seqlens_q + seq + 1)};
 }
-__device__ __forceinline__ Group group_of(const DecodeParams& p, int unit, Bounds bounds) {
+__device__ __forceinline__ Group group_of(const Params& p, int unit, Bounds bounds) {
   const int first = bounds.begin + unit % p.groups * p.group_tokens;
   return {first, max(min(bounds.end - first, p.group_tokens), 0)};
 }
-__device__ __forceinline__ int2 load_keys(const DecodeParams& p, Group group, int lane) {
+__device__ __forceinline__ int2 load_keys(const Params& p, Group group, int lane) {
   return lane < group.num ? __ldg(p.offset_len + group.first + lane) : make_int2(0, 0);
 }
 
 // Describes unit n to the consumers and requests what it needs. keys: this lane's token. False
 // where no token of the unit sees a key. All lanes of the producer warp take part. The entry is
 // free: all items of unit n - 1 have their slots, so consumers are past unit n - 2.
-__device__ __forceinline__ bool produce_unit(const DecodeParams& p, Shared& shared,
+__device__ __forceinline__ bool produce_unit(const Params& p, Shared& shared,
                                              SlotWriter& writer, Group group, int2 offset_len,
                                              int n, int first_consumer, int lane) {
   int state_id;
@@ -67,13 +67,14 @@ __device__ __forceinline__ bool produce_unit(const DecodeParams& p, Shared& shar
     request_records(p, shared, writer, state_id, first_row, num_rows);
 #pragma unroll 1
     for (int t = 0; t < group.num * p.head_tiles; t++)
-      request_queries(p, shared, writer, group.first * p.head_tiles + t, (first_consumer + t) & 1);
+      request_queries(p, shared.tile, writer, group.first * p.head_tiles + t,
+                      (first_consumer + t) & 1);
   }
   __syncwarp();
   return true;
 }
 
-__device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared, int lane) {
+__device__ __forceinline__ void produce(const Params& p, Shared& shared, int lane) {
   const int stride = gridDim.x;
   int unit = blockIdx.x, n = 0, tiles = 0;
   Bounds bounds = sequence_bounds(p, unit), next_bounds = sequence_bounds(p, unit + stride);
@@ -99,36 +100,7 @@ __device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared, i
   if (lane == 0) end_units(shared, writer, n);
 }
 
-// S = Q K^T of one tile; each slot of queries is released as soon as its products are done.
-__device__ __forceinline__ void scores_of_tile(float (&s)[SCORES], Shared& shared,
-                                               SlotReader& reader, int consumer) {
-  const uint32_t queries = descriptor(shared_address(shared.slots));
-  const uint32_t keys = descriptor(shared_address(shared.window));
-  int before = 0;
-#pragma unroll
-  for (int slab = 0; slab < NUM_SLABS; slab++) {
-    reader.wait(shared, consumer);
-    products_begin();
-    const uint32_t a = queries + reader.slot * descriptor_step(SLOT_BYTES);
-#pragma unroll
-    for (int i = 0; i < SLAB_COLUMNS / 16; i++)
-      product_qk(s, a + i * descriptor_step(32),
-                 keys + slab * descriptor_step(SLAB_BYTES) + i * descriptor_step(32),
-                 slab != 0 || i != 0);
-    products_commit();
-    if (slab > 0) {
-      products_wait<1>();
-      barrier_arrive(shared_address(shared.empty + before));
-    }
-    before = reader.slot;
-    reader.advance(1);
-  }
-  products_wait<0>();
-  barrier_arrive(shared_address(shared.empty + before));
-  products_ready(s);
-}
-
-__device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, int consumer,
+__device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer,
                                         int tid) {
   const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
   SlotReader reader;
@@ -148,10 +120,10 @@ __device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, i
     for (int t = mine; t < num_tiles; t += CONSUMERS) {
       const Tile tile = load_tile(p, first_tile + t, unit.keys[t / p.head_tiles], head, lane);
       float s[SCORES];
-      scores_of_tile(s, shared, reader, consumer);
+      scores_of_tile(s, shared.tile, reader, consumer);
       reader.skip(NUM_SLABS);  // the other warpgroup's
       const int window_free = t + CONSUMERS < num_tiles ? 0 : WINDOW_FREE + consumer;
-      finish_tile(p, shared, s, tile, nan_rows, window_free, tid);
+      finish_tile<OUT_PARTS>(p, shared.tile, s, tile, nan_rows, window_free, 0, tid);
     }
     reader.slot = first_slot;
     reader.skip(NUM_SLABS * num_tiles);
@@ -161,7 +133,7 @@ __device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, i
 }
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
-window_decode_sm90(const __grid_constant__ DecodeParams p) {
+window_decode_sm90(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int tid = threadIdx.x, lane = tid % 32;

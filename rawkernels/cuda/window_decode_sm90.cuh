@@ -1,53 +1,23 @@
-// What the two Hopper kernels of window_decode share: the window in shared memory, its filling, and
-// all of a tile behind S = Q K^T.
+// What the two Hopper kernels of window_decode share: units, and the filling of a window from a
+// ring.
 //
-// A tile is 64 query heads of one token. A unit is what one window serves: the tiles of up to
-// MAX_UNIT_TOKENS tokens of one sequence. The key at ring index i lies in row i of the window, and
-// rows that a token does not see have the weight 0. So the order of every sum follows from the
-// keys' positions alone, and a token's bits do not depend on the unit, the kernel or the batch.
-//
-// One warp of a producer warpgroup requests records and queries in the order of their use, through
-// one ring of slots. Each slot is for one of two consumer warpgroups, which releases it once read.
-// See the two .cu files, which include their parameters before this.
+// A unit is what one window serves: the tiles of up to MAX_UNIT_TOKENS tokens of one sequence. One
+// warp of a producer warpgroup requests records and queries in the order of their use.
 #pragma once
-#include "hopper.cuh"
-#include "rope.cuh"
+#include "latent_tile_sm90.cuh"
 
-static_assert(HEAD_DIM == 512, "8 slabs of 64 columns, 4 parts of 128 columns of output");
-static_assert(HEAD_TILE == 64, "rows of a warpgroup product");
 static_assert(MX_BLOCK == 32, "one thread dequantizes a block from two 16-byte loads");
-static_assert(KEY_ROWS == 136, "keys of a product of 64 x 136");
-static_assert(sizeof(DecodeParams) == PARAMS_BYTES, "the launcher packs another struct");
 
-constexpr int CONSUMERS = 2;
-constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP_THREADS;
-constexpr int NUM_THREADS = CONSUMER_THREADS + WARPGROUP_THREADS;
-constexpr int CONSUMER_WARPS = CONSUMER_THREADS / 32;
 constexpr int ZERO_WARPS = WARPGROUP_THREADS / 32 - 1;  // the rest of the producer warpgroup
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS) <= 65536, "one SM");
 
-constexpr int NUM_BLOCKS = HEAD_DIM / MX_BLOCK;
-constexpr int RECORD_BYTES = HEAD_DIM + NUM_BLOCKS;
-constexpr int SLAB_COLUMNS = 64;
-constexpr int NUM_SLABS = HEAD_DIM / SLAB_COLUMNS;
-constexpr int SLAB_ROW_BYTES = SLAB_COLUMNS * 2;
-constexpr int SLAB_BYTES = KEY_ROWS * SLAB_ROW_BYTES;
-constexpr int KEY_STEPS = (KEY_ROWS + 15) / 16;  // steps of 16 keys of O = P V
-constexpr int SLOT_BYTES = HEAD_TILE * SLAB_ROW_BYTES;
-constexpr int NUM_SLOTS = 9;
 constexpr int CHUNK_ROWS = SLOT_BYTES / RECORD_BYTES;  // records of one slot, rounded down
 constexpr int CHUNK_SCALES_AT = CHUNK_ROWS * HEAD_DIM;  // planar rings: scales of a slot's records
-constexpr int STAGE_ROWS = 16;                          // heads of one warp
-constexpr int STAGE_BYTES = STAGE_ROWS * SLAB_ROW_BYTES;
 constexpr int INFO_ENTRIES = 4;  // units whose description may be in use at once, and to spare
 static_assert(CHUNK_ROWS == 15 && NUM_BLOCKS == 16, "16 threads for the rows of a chunk, 1 idle");
 static_assert(WARPGROUP_THREADS == 16 * NUM_BLOCKS / 2, "a thread has two blocks of a chunk");
-static_assert(SLAB_BYTES % 1024 == 0, "operands of products start at multiples of 1024");
 static_assert((INFO_ENTRIES & (INFO_ENTRIES - 1)) == 0, "indices are masked");
-
-constexpr uint32_t MAX_ONE_PRODUCT_CODE = 134;  // see dequantize_block: 2^(134 - 7) is a bf16
-constexpr float LOG2_E = 1.44269504089f, LN_2 = 0.69314718056f;
 
 // Ids of the named barriers.
 constexpr int WINDOW_READY = 1;  // the window of a unit is dequantized
@@ -57,54 +27,31 @@ constexpr int WINDOW_FREE = 2;   // and + 1: it is no longer read
 struct Unit {
   int first_tile;  // token * head_tiles + tile of heads
   int num_tiles;
+  int first_part;              // of the output, for window_decode_sm90_small
   int first_row, num_rows;     // ring rows that a token of the unit may see; they wrap
   int2 keys[MAX_UNIT_TOKENS];  // of each token: row of its oldest key, number of keys
 };
 
-// Rows of a window whose record is not finite: bit r % 32 of words[r / 32]. `any` is their union.
-struct NanRows {
-  uint32_t words[(KEY_ROWS + 31) / 32], any;
-};
-
 struct Shared {
-  uint8_t window[NUM_SLABS][SLAB_BYTES];       // bf16, as the products want it
-  uint8_t zeros[KEY_STEPS * 16 - KEY_ROWS][SLAB_ROW_BYTES];  // rows 136 .. 143 of the last slab
-  uint8_t slots[NUM_SLOTS][SLOT_BYTES];        // CHUNK_ROWS records, or 64 columns of queries
-  uint8_t stage[CONSUMER_WARPS][STAGE_BYTES];  // 64 columns of output on their way out
+  TileShared tile;
   Unit units[INFO_ENTRIES];
   NanRows nan_rows[INFO_ENTRIES];
-  uint64_t empty[NUM_SLOTS];            // released by the warpgroup that it was filled for
-  uint64_t full[CONSUMERS][NUM_SLOTS];  // apart for each warpgroup, so that it sees every phase
-  uint64_t first_queries_full;          // window_decode_sm90_small only
+  uint64_t first_queries_full;  // window_decode_sm90_small only
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for less");
-static_assert(sizeof(((Shared*)nullptr)->zeros) % 1024 == 0, "slots are operands of products");
 
 // Thread `tid` of the block prepares barriers and constant rows. Followed by __syncthreads.
 __device__ __forceinline__ void prepare_shared(Shared& shared, int tid) {
-  if (tid == CONSUMER_THREADS) {
-    for (int i = 0; i < NUM_SLOTS; i++) {
-      barrier_init(shared_address(shared.empty + i), WARPGROUP_THREADS);
-      for (int c = 0; c < CONSUMERS; c++) barrier_init(shared_address(shared.full[c] + i), 1);
-    }
-    barrier_init(shared_address(&shared.first_queries_full), 1);
-    fence_barrier_init();
-  }
-  // The last row is in no chunk where a ring has nine; it must be finite all the same.
-  if (tid < NUM_SLABS * 8) {
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    store_shared16(shared_address(shared.zeros) + tid * 16, zero);
-    store_shared16(shared_address(shared.window[tid / 8]) + (KEY_ROWS - 1) * SLAB_ROW_BYTES +
-                       tid % 8 * 16, zero);
-  }
+  if (tid == CONSUMER_THREADS) barrier_init(shared_address(&shared.first_queries_full), 1);
   if (tid < INFO_ENTRIES) shared.nan_rows[tid] = NanRows{};
+  prepare_tiles(shared.tile, tid);
 }
 
 // ---- the producer's side
 
 // Visible keys of a token as (ring row of the oldest, number), with the token's state slot in
 // `state_id`. (0, 0) where there are none or the plan points outside the slab.
-__device__ __forceinline__ int2 visible_keys(const DecodeParams& p, int2 offset_len,
+__device__ __forceinline__ int2 visible_keys(const Params& p, int2 offset_len,
                                              int& state_id) {
   const bool seen = offset_len.y > 0 && (uint32_t)offset_len.x < (uint32_t)p.num_rows;
   state_id = seen ? offset_len.x / p.ring_len : 0;
@@ -112,25 +59,8 @@ __device__ __forceinline__ int2 visible_keys(const DecodeParams& p, int2 offset_
               : make_int2(0, 0);
 }
 
-// Fills the slots of the ring in turn, each once its last content has been read.
-struct SlotWriter {
-  int slot = 0;
-  uint32_t phases = (1u << NUM_SLOTS) - 1;  // parities to wait for: at first all slots are empty
-
-  // Takes the next slot for `bytes` of copies, which one consumer warpgroup waits for. Returns the
-  // barrier that they complete.
-  __device__ __forceinline__ uint32_t open(Shared& shared, int consumer, uint32_t bytes) {
-    barrier_wait(shared_address(shared.empty + slot), (phases >> slot) & 1);
-    phases ^= 1u << slot;
-    const uint32_t full = shared_address(shared.full[consumer] + slot);
-    barrier_expect(full, bytes);
-    return full;
-  }
-  __device__ __forceinline__ void next() { slot = slot + 1 == NUM_SLOTS ? 0 : slot + 1; }
-};
-
 // Requests rows `begin` .. `end` of a ring, which lie in chunk `chunk`, into a slot.
-__device__ __forceinline__ void request_rows(const DecodeParams& p, const uint8_t* ring,
+__device__ __forceinline__ void request_rows(const Params& p, const uint8_t* ring,
                                              uint32_t slot, int chunk, int begin, int end,
                                              uint32_t full) {
   const int rows = end - begin, at = begin - chunk * CHUNK_ROWS;
@@ -146,7 +76,7 @@ __device__ __forceinline__ void request_rows(const DecodeParams& p, const uint8_
 
 // Requests the records of a unit: `num_rows` rows from `first_row` on, wrapping. The warpgroups
 // take its chunks in turn.
-__device__ __forceinline__ void request_records(const DecodeParams& p, Shared& shared,
+__device__ __forceinline__ void request_records(const Params& p, Shared& shared,
                                                 SlotWriter& writer, int state_id, int first_row,
                                                 int num_rows) {
   const uint8_t* ring = p.slab + state_id * p.slot_bytes + p.ring_offset;
@@ -156,22 +86,10 @@ __device__ __forceinline__ void request_records(const DecodeParams& p, Shared& s
     const int low = chunk * CHUNK_ROWS, high = low + CHUNK_ROWS;
     const int begin = max(first_row, low), stop = min(end, high), wrap_stop = min(wrapped, high);
     const int rows = max(stop - begin, 0) + max(wrap_stop - low, 0);
-    const uint32_t full = writer.open(shared, chunk % CONSUMERS, rows * RECORD_BYTES);
-    const uint32_t slot = shared_address(shared.slots[writer.slot]);
+    const uint32_t full = writer.open(shared.tile, chunk % CONSUMERS, rows * RECORD_BYTES);
+    const uint32_t slot = shared_address(shared.tile.slots[writer.slot]);
     request_rows(p, ring, slot, chunk, low, wrap_stop, full);
     request_rows(p, ring, slot, chunk, begin, stop, full);
-    writer.next();
-  }
-}
-
-// Requests the queries of a tile, 64 columns a slot.
-__device__ __forceinline__ void request_queries(const DecodeParams& p, Shared& shared,
-                                                SlotWriter& writer, int tile, int consumer) {
-#pragma unroll 1
-  for (int slab = 0; slab < NUM_SLABS; slab++) {
-    const uint32_t full = writer.open(shared, consumer, SLOT_BYTES);
-    copy_tile(shared_address(shared.slots[writer.slot]), &p.q_map, slab * SLAB_COLUMNS,
-              tile * HEAD_TILE, full);
     writer.next();
   }
 }
@@ -180,14 +98,14 @@ __device__ __forceinline__ void request_queries(const DecodeParams& p, Shared& s
 __device__ __forceinline__ void end_units(Shared& shared, SlotWriter& writer, int n) {
   shared.units[n % INFO_ENTRIES].num_tiles = 0;
   for (int consumer = 0; consumer < CONSUMERS; consumer++) {
-    writer.open(shared, consumer, 0);
+    writer.open(shared.tile, consumer, 0);
     writer.next();
   }
 }
 
 // Output 0 and lse -inf for the tokens that see no key: by ZERO_WARPS warps of each block. Such a
 // token of a unit whose other tokens see keys is written by the unit as well, with the same bytes.
-__device__ __forceinline__ void zero_blind_tokens(const DecodeParams& p, int warp, int lane) {
+__device__ __forceinline__ void zero_blind_tokens(const Params& p, int warp, int lane) {
   const int heads = p.head_tiles * HEAD_TILE, step = gridDim.x * ZERO_WARPS * 32;
   for (int base = (blockIdx.x * ZERO_WARPS + warp) * 32; base < p.num_tokens; base += step) {
     int state_id, token = base + lane;
@@ -203,34 +121,6 @@ __device__ __forceinline__ void zero_blind_tokens(const DecodeParams& p, int war
 }
 
 // ---- the consumers' side: records to bf16
-
-// Follows the slots of the ring. `phases`: parities of the barriers of this thread's warpgroup.
-struct SlotReader {
-  int slot = 0;
-  uint32_t phases = 0;
-
-  __device__ __forceinline__ void wait(Shared& shared, int consumer) {
-    barrier_wait(shared_address(shared.full[consumer] + slot), (phases >> slot) & 1);
-    phases ^= 1u << slot;
-  }
-  __device__ __forceinline__ void skip(int slots) { slot = (slot + slots) % NUM_SLOTS; }
-  // The same for less than a round.
-  __device__ __forceinline__ void advance(int slots) {
-    slot += slots;
-    if (slot >= NUM_SLOTS) slot -= NUM_SLOTS;
-  }
-};
-
-// A pair of bf16 2^exponent, exponent -126 .. 127.
-__device__ __forceinline__ uint32_t power_pair(int exponent) {
-  return (exponent + 127) * 0x00800080u;
-}
-// The E4M3 bytes of a pair, read as bf16: shifted to exponent and mantissa, an element is 2^-120 of
-// its value, subnormals included.
-template <int HALF>
-__device__ __forceinline__ uint32_t shifted_pair(uint32_t word) {
-  return (sign_extend_bytes<HALF>(word) << 4) & 0x87F087F0u;
-}
 
 // 32 elements and their scale code to bf16 pairs. Exact, but below bf16's smallest step, 2^-133.
 // A block that holds NaN, or values beyond bf16, becomes zeros and returns true: then the scores of
@@ -270,7 +160,7 @@ __device__ __forceinline__ bool dequantize_block(uint32_t (&pairs)[16], const ui
 // a chunk, a thread two blocks of a row. False: no unit is left. The blocks of 16 neighbouring
 // threads lie on a diagonal, so that neither the loads, 528 or 512 bytes apart, nor the stores meet
 // in a bank.
-__device__ __forceinline__ bool fill_window(const DecodeParams& p, Shared& shared,
+__device__ __forceinline__ bool fill_window(const Params& p, Shared& shared,
                                             SlotReader& reader, int n, int consumer, int tid) {
   constexpr uint32_t APART = NUM_BLOCKS / 2;  // the two blocks of a thread
   const uint32_t thread = tid % WARPGROUP_THREADS, chunk_row = thread % 16;
@@ -281,13 +171,13 @@ __device__ __forceinline__ bool fill_window(const DecodeParams& p, Shared& share
   const uint32_t ring_len = p.ring_len;
   const Unit& unit = shared.units[n % INFO_ENTRIES];
   NanRows& nan_rows = shared.nan_rows[n % INFO_ENTRIES];
-  const uint32_t window = shared_address(shared.window);
+  const uint32_t window = shared_address(shared.tile.window);
   const int first_slot = reader.slot;
   uint32_t first_row = 0, num_rows = 0;
   reader.advance(consumer);
 #pragma unroll 1
   for (int chunk = consumer; chunk < p.num_chunks; chunk += CONSUMERS) {
-    reader.wait(shared, consumer);
+    reader.wait(shared.tile, consumer);
     if (chunk == consumer) {
       if (unit.num_tiles == 0) return false;
       first_row = unit.first_row;
@@ -295,7 +185,7 @@ __device__ __forceinline__ bool fill_window(const DecodeParams& p, Shared& share
     }
     const uint32_t row = chunk * CHUNK_ROWS + chunk_row;
     if (chunk_row < CHUNK_ROWS && row < KEY_ROWS) {
-      const uint32_t slot = shared_address(shared.slots[reader.slot]);
+      const uint32_t slot = shared_address(shared.tile.slots[reader.slot]);
       uint4 values[2][2];
       uint32_t codes[2];
 #pragma unroll
@@ -322,7 +212,7 @@ __device__ __forceinline__ bool fill_window(const DecodeParams& p, Shared& share
                                                      pairs[4 * piece + 2], pairs[4 * piece + 3]));
       }
     }
-    barrier_arrive(shared_address(shared.empty + reader.slot));
+    barrier_arrive(shared_address(shared.tile.empty + reader.slot));
     reader.advance(CONSUMERS);
   }
   reader.slot = first_slot;

@@ -5,7 +5,6 @@ follow from the batch; whether they are used at all may not, see `supports`.
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ...layouts.plans import DecodePlan
@@ -14,22 +13,25 @@ from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import HOPPER_ARCHS, KernelSource, ParamsStruct, macro_set
 from ..device.module import device_pointer, get_kernel
-from ..device.probe import current_device
 from ..device.tensor_map import bf16_tensor_map
 from ..ring_access import RingAccess
 from .attention_shapes import scale_log2
+from .latent_sm90 import (
+    HEAD_DIM,
+    HEAD_TILE,
+    MACROS,
+    MAX_UNIT_TOKENS,
+    NUM_THREADS,
+    OUT_BOX_ROWS,
+    SHARED_BYTES,
+    resident_blocks,
+    serves,
+)
 from .rope_tables import device_rope_table
 
-HEAD_DIM = 512
-HEAD_TILE = 64  # heads of a tile: the rows of a warpgroup product
-KEY_ROWS = 136  # rows of a window in shared memory, so the longest ring
-ROPE_DIMS = 64
-MAX_UNIT_TOKENS = 8
 CHUNK_ROWS = 15  # records that fit a slot of 8 KB
 MIN_CHUNKS = 9  # a ring of 135 rows; shorter ones have empty chunks
-OUT_BOX_ROWS = 16  # a warp stores its own 16 heads
-NUM_THREADS = 384
-SHARED_BYTES = 232_448  # all that a block can have on sm_90
+COLUMN_SPLITS = (1, 2, 4)  # blocks that may share a tile's 4 parts of output columns
 MAX_INT32 = 2**31 - 1
 
 # Times of one thread block at the memory's full rate, in units of 1,000 cycles: a tile's queries
@@ -39,7 +41,7 @@ WINDOW_TIME = 3.8
 UNIT_TIME = 2.0
 
 PARAMS = ParamsStruct(
-    "DecodeParams",
+    "Params",
     (
         ("q_map", "TensorMap"),
         ("out_map", "TensorMap"),
@@ -83,32 +85,32 @@ PARAMS = ParamsStruct(
         ("num_chunks", "of CHUNK_ROWS records; 9 or 10"),
         ("planar", "1 where a ring's scales lie behind all of its values"),
         ("head_tiles", "num_q_heads / 64"),
-        ("num_units", "num_seqs * groups; tiles for window_decode_sm90_small"),
+        ("num_units", "num_seqs * groups; tiles * column splits for window_decode_sm90_small"),
         ("groups", "groups of tokens of a sequence, for the longest"),
         ("group_tokens", "tokens of a group, 1 .. MAX_UNIT_TOKENS"),
         ("rope_adjacent", "1 for pairs (2i, 2i + 1), 0 for (i, i + 32)"),
         ("reserved", "the struct is a multiple of a tensor map's alignment"),
     ),
 )
-MACROS = macro_set(
-    HEAD_DIM=HEAD_DIM,
-    HEAD_TILE=HEAD_TILE,
-    KEY_ROWS=KEY_ROWS,
-    MAX_UNIT_TOKENS=MAX_UNIT_TOKENS,
-    SHARED_BYTES=SHARED_BYTES,
-)
+SPLIT_MACROS = {
+    splits: tuple(sorted(MACROS + macro_set(COLUMN_SPLITS=splits))) for splits in COLUMN_SPLITS
+}
 UNITS_KERNEL = KernelSource("window_decode_sm90", PARAMS, (MACROS,), HOPPER_ARCHS)
-TILES_KERNEL = KernelSource("window_decode_sm90_small", PARAMS, (MACROS,), HOPPER_ARCHS)
+TILES_KERNEL = KernelSource(
+    "window_decode_sm90_small", PARAMS, tuple(SPLIT_MACROS.values()), HOPPER_ARCHS
+)
 KERNELS = (UNITS_KERNEL, TILES_KERNEL)
 
 
 @dataclass(frozen=True)
 class Work:
-    """How a batch is cut. `group_tokens` 0: tile by tile, by window_decode_sm90_small."""
+    """How a batch is cut. `group_tokens` 0: tile by tile, by window_decode_sm90_small, each tile's
+    columns among `column_splits` blocks."""
 
     group_tokens: int
     groups: int
     num_units: int
+    column_splits: int = 1
 
 
 def supports(
@@ -116,17 +118,7 @@ def supports(
 ) -> bool:
     """Whether the Hopper kernels serve a layer. It depends on nothing that changes from batch to
     batch, because the portable kernel's bits are others."""
-    fmt = access.format
-    return (
-        fmt.type == "mxfp8"
-        and fmt.latent
-        and fmt.head_dim == HEAD_DIM
-        and num_q_heads > 0
-        and num_q_heads % HEAD_TILE == 0
-        and access.ring_len <= KEY_ROWS
-        and (rope_out is None or rope_out.dims == ROPE_DIMS)
-        and softmax_scale > 0  # the largest score is taken before scaling
-    )
+    return serves(access.format, access.ring_len, num_q_heads, rope_out, softmax_scale)
 
 
 def choose_work(
@@ -134,7 +126,8 @@ def choose_work(
 ) -> Work:
     """The cut of the least time, from rounds of units over the thread blocks."""
     num_tiles = num_tokens * head_tiles
-    best = Work(0, 1, num_tiles)
+    splits = max(n for n in COLUMN_SPLITS if n == 1 or n * num_tiles <= num_blocks)
+    best = Work(0, 1, num_tiles * splits, splits)
     best_time = div_ceil(num_tiles, num_blocks) * (TILE_TIME + WINDOW_TIME)
     for tokens in range(1, min(max_seqlen_q, MAX_UNIT_TOKENS) + 1):
         groups = div_ceil(max_seqlen_q, tokens)
@@ -206,23 +199,12 @@ def launch(
         reserved=0,
     )
 
-    kernel = get_kernel(
-        TILES_KERNEL if work.group_tokens == 0 else UNITS_KERNEL, MACROS, SHARED_BYTES
-    )
+    if work.group_tokens == 0:
+        kernel = get_kernel(TILES_KERNEL, SPLIT_MACROS[work.column_splits], SHARED_BYTES)
+    else:
+        kernel = get_kernel(UNITS_KERNEL, MACROS, SHARED_BYTES)
     grid = min(work.num_units, num_blocks)
     if overlap:
         launch_dependent(kernel, grid, NUM_THREADS, params, stream)
     else:
         kernel.launch((grid,), (NUM_THREADS,), params, stream)
-
-
-def resident_blocks() -> int:
-    """Thread blocks that run at once on the current device: one a multiprocessor."""
-    return _multiprocessors(current_device())
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    from cupy.cuda import Device
-
-    return int(Device(device).attributes["MultiProcessorCount"])

@@ -14,20 +14,30 @@
 // The consumer warpgroups take the tiles in turn. While one works on a tile, the other takes the
 // queries of the next into registers, so that their slots serve its records: these are then there
 // when the window is free. The queries of a block's first tile wait in the window itself.
+//
+// Where there are fewer tiles than multiprocessors, COLUMN_SPLITS blocks do a tile: each computes
+// all of S, which takes no longer than its share would if they had to talk, and its own columns of
+// O.
 #include "hopper.cuh"
 #include "window_decode_sm90_small_params.cuh"
-#include "window_decode_tile_sm90.cuh"
+#include "window_decode_sm90.cuh"
 
+#ifndef COLUMN_SPLITS
+#error "COLUMN_SPLITS: blocks that share a tile's output columns: 1, 2 or 4"
+#endif
+static_assert(OUT_PARTS % COLUMN_SPLITS == 0, "whole parts of 128 columns");
+constexpr int PARTS = OUT_PARTS / COLUMN_SPLITS;
 constexpr int QUERY_STEPS = HEAD_DIM / 16;  // steps of 16 columns of S = Q K^T
 constexpr int OWN_TILE_LEFT = WINDOW_FREE + CONSUMERS;  // and + 1: named barrier of one warpgroup
 
-__device__ __forceinline__ int2 load_keys(const DecodeParams& p, int tile) {
-  return tile < p.num_units ? __ldg(p.offset_len + tile / p.head_tiles) : make_int2(0, 0);
+__device__ __forceinline__ int2 load_keys(const Params& p, int unit) {
+  if (unit >= p.num_units) return make_int2(0, 0);
+  return __ldg(p.offset_len + unit / COLUMN_SPLITS / p.head_tiles);
 }
 
 // One thread. Items in their order of use: the records of the first tile, then for each further
 // tile its queries and its records, at last an empty tile.
-__device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared) {
+__device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   int n = 0;
   int2 offset_len = load_keys(p, blockIdx.x);
   wait_for_previous_kernel();
@@ -36,8 +46,9 @@ __device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared) {
   SlotWriter writer;
   const uint32_t first_full = shared_address(&shared.first_queries_full);
 #pragma unroll 1
-  for (int tile = blockIdx.x; tile < p.num_units; tile += gridDim.x) {
-    const int2 next = load_keys(p, tile + gridDim.x);
+  for (int id = blockIdx.x; id < p.num_units; id += gridDim.x) {
+    const int2 next = load_keys(p, id + gridDim.x);
+    const int tile = id / COLUMN_SPLITS;
     int state_id;
     const int2 keys = visible_keys(p, offset_len, state_id);
     offset_len = next;
@@ -45,6 +56,7 @@ __device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared) {
     Unit& unit = shared.units[n % INFO_ENTRIES];  // of a tile that both warpgroups have left
     unit.first_tile = tile;
     unit.num_tiles = 1;
+    unit.first_part = id % COLUMN_SPLITS * PARTS;
     unit.first_row = keys.x;
     unit.num_rows = keys.y;
     unit.keys[0] = keys;
@@ -52,17 +64,17 @@ __device__ __forceinline__ void produce(const DecodeParams& p, Shared& shared) {
       barrier_expect(first_full, NUM_SLABS * SLOT_BYTES);
 #pragma unroll 1
       for (int slab = 0; slab < NUM_SLABS; slab++)
-        copy_tile(shared_address(shared.window[slab]), &p.q_map, slab * SLAB_COLUMNS,
+        copy_tile(shared_address(shared.tile.window[slab]), &p.q_map, slab * SLAB_COLUMNS,
                   tile * HEAD_TILE, first_full);
     } else {
-      request_queries(p, shared, writer, tile, n % CONSUMERS);
+      request_queries(p, shared.tile, writer, tile, n % CONSUMERS);
     }
     request_records(p, shared, writer, state_id, keys.x, keys.y);
     n++;
   }
   if (n == 0) barrier_expect(first_full, 0);
   for (int slab = 0; n > 0 && slab < NUM_SLABS; slab++) {
-    writer.open(shared, n % CONSUMERS, 0);
+    writer.open(shared.tile, n % CONSUMERS, 0);
     writer.next();
   }
   end_units(shared, writer, n);
@@ -75,24 +87,24 @@ __device__ __forceinline__ void take_queries(uint32_t (&q)[QUERY_STEPS][4], Shar
   if (n == 0) barrier_wait(shared_address(&shared.first_queries_full), 0);
 #pragma unroll
   for (int slab = 0; slab < NUM_SLABS; slab++) {
-    uint32_t from = shared_address(shared.window[slab]);
+    uint32_t from = shared_address(shared.tile.window[slab]);
     if (n > 0) {
-      reader.wait(shared, consumer);
-      from = shared_address(shared.slots[reader.slot]);
+      reader.wait(shared.tile, consumer);
+      from = shared_address(shared.tile.slots[reader.slot]);
     }
 #pragma unroll
     for (int i = 0; i < SLAB_COLUMNS / 16; i++)
       ldmatrix_x4(q[slab * (SLAB_COLUMNS / 16) + i],
                   from + row * SLAB_ROW_BYTES + ((2 * i + lane / 16) ^ (row % 8)) * 16);
     if (n > 0) {
-      barrier_arrive(shared_address(shared.empty + reader.slot));
+      barrier_arrive(shared_address(shared.tile.empty + reader.slot));
       reader.advance(1);
     }
   }
 }
 
 // One consumer warpgroup: the tiles n = consumer, consumer + 2, ... of the block are its own.
-__device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, int consumer,
+__device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer,
                                         int tid) {
   const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
   SlotReader reader;
@@ -115,7 +127,7 @@ __device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, i
     const Unit& unit = shared.units[n % INFO_ENTRIES];
     const Tile tile = load_tile(p, unit.first_tile, unit.keys[0], head, lane);
     float s[SCORES];
-    const uint32_t keys = descriptor(shared_address(shared.window));
+    const uint32_t keys = descriptor(shared_address(shared.tile.window));
     products_begin();
 #pragma unroll
     for (int i = 0; i < QUERY_STEPS; i++)
@@ -124,13 +136,14 @@ __device__ __forceinline__ void consume(const DecodeParams& p, Shared& shared, i
     products_commit();
     products_wait<0>();
     products_ready(s);
-    finish_tile(p, shared, s, tile, shared.nan_rows[n % INFO_ENTRIES], WINDOW_FREE, tid);
+    finish_tile<PARTS>(p, shared.tile, s, tile, shared.nan_rows[n % INFO_ENTRIES], WINDOW_FREE,
+                       unit.first_part, tid);
   }
   if (lane == 0) wait_stores_done();
 }
 
 extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1)
-window_decode_sm90_small(const __grid_constant__ DecodeParams p) {
+window_decode_sm90_small(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int tid = threadIdx.x, lane = tid % 32;

@@ -9,7 +9,9 @@ from ...layouts.sizes import div_ceil
 from ..checks import check_window_prefill
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from . import window_prefill_sm90
 from .attention_shapes import (
+    Variant,
     attention_macros,
     check_head_dim,
     check_output_bits,
@@ -54,7 +56,6 @@ PARAMS = ParamsStruct(
 )
 WINDOW_PREFILL = KernelSource("window_prefill", PARAMS, compiled_shapes(planar=False))
 KERNELS = (WINDOW_PREFILL,)
-SOURCES = {"portable": WINDOW_PREFILL}  # by variant
 
 
 def window_prefill(
@@ -69,8 +70,12 @@ def window_prefill(
     sink: Any = None,
     rope_out: Rope | None = None,
     stream: Any = None,
+    variant: Variant | None = None,
 ) -> None:
-    """q bf16 [T, H, D] against a joint buffer -> out bf16 [T, H, D], lse float32 [T, H]."""
+    """q bf16 [T, H, D] against a joint buffer -> out bf16 [T, H, D], lse float32 [T, H].
+
+    `variant` forces one kernel where two serve the layer, see `choose_variant`.
+    """
     op = "window_prefill"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
     check_window_prefill(q, records, plan, record_format, out, lse, **options)
@@ -82,6 +87,11 @@ def window_prefill(
     check_alignment(op, "records", records, piece_bytes(record_format.record_bytes))
 
     tokens, num_q_heads = q.shape[:2]
+    shape = (record_format, plan, num_q_heads, rope_out, softmax_scale)
+    hopper = window_prefill_sm90.supports(*shape)
+    if choose_variant(op, q.device.id, hopper, variant) == "sm_90a":
+        window_prefill_sm90.launch(q, records, plan, out, lse, **options, stream=stream)
+        return
     tile = head_tile(num_q_heads)
     tiles = div_ceil(num_q_heads, tile)
 
@@ -101,6 +111,5 @@ def window_prefill(
         scale_log2=scale_log2(softmax_scale),
     )
 
-    source = SOURCES[choose_variant(q.device.id, record_format, num_q_heads)]
-    kernel = get_kernel(source, macros, shared_of(macros))
+    kernel = get_kernel(WINDOW_PREFILL, macros, shared_of(macros))
     kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...layouts import formats, rope
+from ...layouts.sizes import align_up
 
 PORTABLE_ARCHS = ("sm_80", "sm_90a")
 HOPPER_ARCHS = ("sm_90a",)
@@ -30,8 +31,9 @@ _C_SCALARS = {
     "uint64_t": np.uint64,
     "float": np.float32,
     "double": np.float64,
-    "TensorMap": np.dtype("V128"),  # hopper.cuh; first in a struct of a multiple of 64 bytes
+    "TensorMap": np.dtype("V128"),  # hopper.cuh; tensor maps come first in a struct
 }
+TENSOR_MAP_ALIGN = 64  # bytes; of a struct that holds one, too
 # Numbers that formats and rotation tables fix, for every kernel and the host build of the codec.
 FORMAT_MACROS: MacroItems = (
     ("E4M3_MAX", f"{formats.E4M3_MAX}f"),
@@ -67,7 +69,14 @@ class ParamsStruct:
             (name, np.uint64 if ctype.endswith("*") else _C_SCALARS[ctype])
             for name, ctype in self.fields
         ]
-        return np.dtype(pairs, align=True)
+        packed = np.dtype(pairs, align=True)
+        if not any(ctype == "TensorMap" for _, ctype in self.fields):
+            return packed
+        size = align_up(packed.itemsize, TENSOR_MAP_ALIGN)
+        layout = {"names": list(packed.names), "itemsize": size}
+        layout["formats"] = [packed.fields[name][0] for name in packed.names]
+        layout["offsets"] = [packed.fields[name][1] for name in packed.names]
+        return np.dtype(layout)
 
     def render(self) -> str:
         """C text of the struct, with its size asserted."""

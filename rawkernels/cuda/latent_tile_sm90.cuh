@@ -1,7 +1,7 @@
-// The second half of a tile in the Hopper kernels of window_decode: scores to weights, O = P V,
-// inverse rotation, stores.
+// A tile in the Hopper kernels of window attention: S = Q K^T, scores to weights, O = P V, inverse
+// rotation, stores.
 #pragma once
-#include "window_decode_sm90.cuh"
+#include "latent_window_sm90.cuh"
 
 constexpr int SCORES = KEY_ROWS / 2;       // registers of S a thread: 2 heads x 34 rows of keys
 constexpr int OUT_PART_COLUMNS = 128;      // columns of O at a time
@@ -19,7 +19,7 @@ struct Tile {
 };
 
 // What a tile needs beside its queries; the loads are on their way while S is computed.
-__device__ __forceinline__ Tile load_tile(const DecodeParams& p, int tile, int2 keys, int head,
+__device__ __forceinline__ Tile load_tile(const Params& p, int tile, int2 keys, int head,
                                           int lane) {
   const int token = tile / p.head_tiles, first_head = (tile - token * p.head_tiles) * HEAD_TILE;
   const float none = __int_as_float(0xFF800000);
@@ -34,6 +34,35 @@ __device__ __forceinline__ Tile load_tile(const DecodeParams& p, int tile, int2 
     t.rotation = make_float2(forward.x, -forward.y);
   }
   return t;
+}
+
+// S = Q K^T of one tile; each slot of queries is released as soon as its products are done.
+__device__ __forceinline__ void scores_of_tile(float (&s)[SCORES], TileShared& shared,
+                                               SlotReader& reader, int consumer) {
+  const uint32_t queries = descriptor(shared_address(shared.slots));
+  const uint32_t keys = descriptor(shared_address(shared.window));
+  int before = 0;
+#pragma unroll
+  for (int slab = 0; slab < NUM_SLABS; slab++) {
+    reader.wait(shared, consumer);
+    products_begin();
+    const uint32_t a = queries + reader.slot * descriptor_step(SLOT_BYTES);
+#pragma unroll
+    for (int i = 0; i < SLAB_COLUMNS / 16; i++)
+      product_qk(s, a + i * descriptor_step(32),
+                 keys + slab * descriptor_step(SLAB_BYTES) + i * descriptor_step(32),
+                 slab != 0 || i != 0);
+    products_commit();
+    if (slab > 0) {
+      products_wait<1>();
+      barrier_arrive(shared_address(shared.empty + before));
+    }
+    before = reader.slot;
+    reader.advance(1);
+  }
+  products_wait<0>();
+  barrier_arrive(shared_address(shared.empty + before));
+  products_ready(s);
 }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -110,7 +139,7 @@ __device__ __forceinline__ void rotate_back(float (&o)[OUT_REGISTERS], float2 ro
 
 // Columns `column` .. + 63 of the warp's 16 heads: rounded, staged, and sent off. x: their
 // accumulators, inverse: 1 / the sums of the thread's two heads.
-__device__ __forceinline__ void store_columns(const DecodeParams& p, const float* x,
+__device__ __forceinline__ void store_columns(const Params& p, const float* x,
                                               const float (&inverse)[2], uint32_t stage, int column,
                                               int row, int lane) {
   if (lane == 0) wait_stores_read();
@@ -138,11 +167,15 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const float
   }
 }
 
-// From the scores of a tile to its output and lse; one consumer warpgroup. `window_free`: id of the
-// named barrier to arrive at once the window is no longer read, 0 for none.
-__device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& shared,
+// From the scores of a tile to its lse and PARTS parts of its output, from `first_part` on; one
+// consumer warpgroup. `window_free`: id of the named barrier to arrive at once the window is no
+// longer read, 0 for none.
+template <int PARTS>
+__device__ __forceinline__ void finish_tile(const Params& p, TileShared& shared,
                                             float (&s)[SCORES], const Tile& tile,
-                                            const NanRows& nan_rows, int window_free, int tid) {
+                                            const NanRows& nan_rows, int window_free,
+                                            int first_part, int tid) {
+  static_assert(PARTS >= 1 && PARTS <= OUT_PARTS, "parts of the output");
   const int lane = tid % 32, quad = lane % 4, warp = tid / 32;
   const int warp_row = tile.first_row + warp % 4 * STAGE_ROWS;
   // ---- weights: softmax over the whole window, exact
@@ -174,7 +207,7 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& share
 #pragma unroll
   for (int head = 0; head < 2; head++) {
     sum[head] = quad_sum(sum[head]);
-    if (quad == 0)
+    if (quad == 0 && first_part == 0)
       p.lse[warp_row + lane / 4 + 8 * head] = (base[head] + __log2f(sum[head])) * LN_2;
     const float all = sum[head] + exp2_approx(tile.sink[head] - base[head]);
     inverse[head] = tile.keys.y > 0 ? reciprocal_approx(all) : 0.0f;
@@ -182,9 +215,10 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& share
   // ---- O = P V, a part of the columns at a time; the part before leaves between the products
   float o[2][OUT_REGISTERS];
   const uint32_t stage = shared_address(shared.stage[warp]);
+  const int first_column = first_part * OUT_PART_COLUMNS;
 #pragma unroll
-  for (int part_id = 0; part_id < OUT_PARTS; part_id++) {
-    const int slab = part_id * (OUT_PART_COLUMNS / SLAB_COLUMNS);
+  for (int part_id = 0; part_id < PARTS; part_id++) {
+    const int slab = (first_part + part_id) * (OUT_PART_COLUMNS / SLAB_COLUMNS);
     const uint32_t values = descriptor(shared_address(shared.window[slab]), SLAB_BYTES);
     products_begin();
 #pragma unroll
@@ -195,7 +229,7 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& share
         warp_barrier();  // keeps the stores where they are written
         if (k % 4 == 0)
           store_columns(p, o[(part_id - 1) % 2] + k * 8, inverse, stage,
-                        (part_id - 1) * OUT_PART_COLUMNS + k * 16, warp_row, lane);
+                        first_column + (part_id - 1) * OUT_PART_COLUMNS + k * 16, warp_row, lane);
       }
     }
     products_commit();
@@ -203,10 +237,11 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, Shared& share
     products_ready(o[part_id % 2]);
   }
   if (window_free != 0) named_arrive(window_free, CONSUMER_THREADS);
-  constexpr int LAST = OUT_PARTS - 1;
-  if (p.rope_table != nullptr) rotate_back(o[LAST % 2], tile.rotation, p.rope_adjacent, quad);
+  constexpr int LAST = PARTS - 1;
+  if (p.rope_table != nullptr && first_part + PARTS == OUT_PARTS)
+    rotate_back(o[LAST % 2], tile.rotation, p.rope_adjacent, quad);
 #pragma unroll
   for (int half = 0; half < 2; half++)
     store_columns(p, o[LAST % 2] + half * 32, inverse, stage,
-                  LAST * OUT_PART_COLUMNS + half * SLAB_COLUMNS, warp_row, lane);
+                  first_column + LAST * OUT_PART_COLUMNS + half * SLAB_COLUMNS, warp_row, lane);
 }
