@@ -96,14 +96,12 @@ def test_arrays_of_another_device_are_refused():
             engine.submit(rs.Request("a", story.prompt("a", 6), 3))
             batch = engine.next_batch()
             q, kv = activations(cfg, 0, batch.token_ids, batch.positions)
+            with pytest.raises(ArgumentError, match="one of q and kv"):
+                engine.attend(0, batch, q, cupy.asarray(kv))
             if backend == "cpu":
                 with pytest.raises(ArgumentError, match="q is on a GPU but the engine runs on"):
                     engine.attend(0, batch, cupy.asarray(q), cupy.asarray(kv))
-                with pytest.raises(ArgumentError, match="kv is on a GPU but the engine runs on"):
-                    engine.attend(0, batch, q, cupy.asarray(kv))
             else:
-                with pytest.raises(ArgumentError, match="one of q and kv"):
-                    engine.attend(0, batch, cupy.asarray(q), kv)
                 with pytest.raises(ArgumentError, match="out is a host array"):
                     engine.attend(0, batch, q, kv, out=np.empty_like(q))
 
