@@ -141,7 +141,8 @@ __device__ __forceinline__ void fill_first_window(const Params& p, Shared& share
     if (warp + i * NUM_WARPS < KEY_ROWS) write_row(shared, raw[i], warp + i * NUM_WARPS, lane);
 }
 
-// All rows of the window, a writer's share of them.
+// A writer's share of all rows. Each row is always written by the same warp, `row % NUM_WRITERS`, so
+// that a newer key cannot be overwritten by an older one.
 __device__ __forceinline__ void replace_window(const Params& p, Shared& shared,
                                                const Keys& keys, int writer, int lane) {
 #pragma unroll 1
@@ -196,10 +197,10 @@ __device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Rang
                    tokens_read / TOKEN_ENTRIES & 1);
     if (new_sequence) {
       replace_window(p, shared, keys, writer, lane);
-    } else if (n > 0 && n % NUM_WRITERS == writer && keys.num > 0) {
+    } else if (n > 0 && keys.num > 0) {
       const int newest = keys.first_row + keys.num - 1;
       const int row = newest < p.ring_len ? newest : newest - p.ring_len;
-      write_row(shared, load_row(p, keys, row, lane), row, lane);
+      if (row % NUM_WRITERS == writer) write_row(shared, load_row(p, keys, row, lane), row, lane);
     }
     if (writer == 0 && lane == 0) shared.keys[entry] = make_int2(keys.first_row, keys.num);
     fence_async_proxy();
