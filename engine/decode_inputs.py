@@ -91,16 +91,18 @@ class DecodeInputs:
     ints: Any  # int32, device
     digests: Any  # uint64, device
     pinned: PinnedPair
+    fitting: dict[tuple[int, int], StepSize] = field(default_factory=dict)
     steps: dict[StepSize, StepArrays] = field(default_factory=dict)
     plan_graphs: dict[StepSize, Callable[[], None]] = field(default_factory=dict)
 
     def fit(self, host: HostBatch) -> StepSize:
         """The smallest size that holds a batch."""
-        longest = int(host.seqlens_q.max())
-        for size in self.sizes:
-            if size.num_seqs >= host.num_seqs and size.seqlen_q >= longest:
-                return size
-        raise AssertionError(f"{host.num_seqs} sequences of {longest} tokens, past {self.sizes}")
+        needs = host.num_seqs, 1 + int(host.num_drafts.max())  # of a decode batch
+        if needs not in self.fitting:
+            holds = [size for size in self.sizes if size[0] >= needs[0] and size[1] >= needs[1]]
+            assert holds, f"{needs[0]} sequences of {needs[1]} tokens, past {self.sizes}"
+            self.fitting[needs] = holds[0]
+        return self.fitting[needs]
 
     def upload(self, host: HostBatch) -> StepArrays:
         """Copies a batch's arrays, padded, to the fixed buffers of the size that fits, in one piece
@@ -112,9 +114,11 @@ class DecodeInputs:
         block[1, :tokens] = host.positions
         block[2, :tokens] = host.token_state_ids
         block[3, :tokens] = 0  # an engine's sequences lack nothing of their own
-        block[:, tokens:] = PADDING
+        if tokens < step.size.num_tokens:
+            block[:, tokens:] = PADDING
         cu_seqlens_q[: seqs + 1] = host.cu_seqlens_q
-        cu_seqlens_q[seqs + 1 :] = tokens
+        if seqs < step.size.num_seqs:
+            cu_seqlens_q[seqs + 1 :] = tokens
         self.memory.upload(step.packed, packed)
         self.pinned.sent()
         return step

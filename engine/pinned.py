@@ -29,5 +29,5 @@ class PinnedPair:
 
     def sent(self) -> None:
         """The upload from the claimed buffer is queued."""
-        self.events[self.turn] = self.memory.record()
+        self.events[self.turn] = self.memory.record(self.events[self.turn])
         self.turn = 1 - self.turn

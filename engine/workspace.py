@@ -213,7 +213,7 @@ class Staging:
             views.append(device[start:end].reshape(array.shape))
             start = align_up(4 * end, BUFFER_ALIGN) // 4  # exact: BUFFER_ALIGN is a multiple of 4
         self.memory.upload(device[:start], host[:start])
-        self.events[self.turn] = self.memory.record()
+        self.events[self.turn] = self.memory.record(self.events[self.turn])
         self.turn = 1 - self.turn
         return views
 

@@ -32,7 +32,8 @@ class Memory:
     copy(dst, src)          the first dst.nbytes bytes of src, in stream order; both on the device
     take_rows(src, rows, dst)  dst[i] = src[rows[i]] along the first axis, in stream order
     to_host(x)              a NumPy copy; waits for what was queued before
-    record() -> event       marks this point of the stream (on the host: the time)
+    record(event=None) -> event  marks this point of the stream (on the host: the time), by an
+                            event that was recorded before if one is given
     wait(event)             returns when everything before the event is done
     elapsed_us(a, b)        microseconds between two events that are done
     free_bytes()            (free, total) bytes
@@ -54,7 +55,7 @@ class Memory:
     copy: Callable[[Any, Any], None]
     take_rows: Callable[[Any, Any, Any], None]
     to_host: Callable[[Any], np.ndarray]
-    record: Callable[[], Any]
+    record: Callable[..., Any]
     wait: Callable[[Any], None]
     elapsed_us: Callable[[Any, Any], float]
     free_bytes: Callable[[], tuple[int, int]]
@@ -79,7 +80,7 @@ def load_memory(backend: str, device: int = 0, stream: Any = None) -> Memory:
         copy=_copy_first,
         take_rows=_take_rows,
         to_host=np.array,
-        record=time.perf_counter,
+        record=lambda event=None: time.perf_counter(),
         wait=_no_wait,
         elapsed_us=_elapsed_us,
         free_bytes=host_bytes,

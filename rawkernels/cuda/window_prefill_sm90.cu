@@ -141,8 +141,8 @@ __device__ __forceinline__ void fill_first_window(const Params& p, Shared& share
     if (warp + i * NUM_WARPS < KEY_ROWS) write_row(shared, raw[i], warp + i * NUM_WARPS, lane);
 }
 
-// A writer's share of all rows. Each row is always written by the same warp, `row % NUM_WRITERS`, so
-// that a newer key cannot be overwritten by an older one.
+// A writer's share of all rows. A row is always written by the same warp, `row % NUM_WRITERS`, so
+// that nothing older overwrites a key.
 __device__ __forceinline__ void replace_window(const Params& p, Shared& shared,
                                                const Keys& keys, int writer, int lane) {
 #pragma unroll 1

@@ -63,18 +63,27 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise DeviceMemoryError(f"array {shape} of {dtype} on {place}: {error}") from error
 
+    runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
+
+    # The runtime's own call: half of the host time of CuPy's methods, which a decode step pays.
     def upload(dst, src: np.ndarray) -> None:
-        if src.size:
-            dst.set(src, stream=cupy.cuda.get_current_stream())
+        assert dst.shape == src.shape
+        assert dst.dtype == src.dtype
+        if not (dst.flags.c_contiguous and src.flags.c_contiguous):
+            dst.set(src, stream=current_stream())
+        elif src.size:
+            to, kind, stream = dst.data.ptr, runtime.memcpyHostToDevice, current_stream().ptr
+            runtime.memcpyAsync(to, src.ctypes.data, src.nbytes, kind, stream)
 
     def zero(x) -> None:
         x.data.memset_async(0, x.nbytes)
 
     def copy(dst, src) -> None:
-        dst.data.copy_from_device_async(src.data, dst.nbytes)
+        kind, stream = runtime.memcpyDeviceToDevice, current_stream().ptr
+        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, kind, stream)
 
-    def record():
-        event = cupy.cuda.Event()
+    def record(event=None):
+        event = cupy.cuda.Event() if event is None else event
         event.record()
         return event
 
