@@ -63,29 +63,10 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise DeviceMemoryError(f"array {shape} of {dtype} on {place}: {error}") from error
 
-    runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
-
-    # The runtime's own call: half of the host time of CuPy's methods, which a decode step pays.
-    def upload(dst, src: np.ndarray) -> None:
-        assert dst.shape == src.shape
-        assert dst.dtype == src.dtype
-        if not (dst.flags.c_contiguous and src.flags.c_contiguous):
-            dst.set(src, stream=current_stream())
-        elif src.size:
-            to, kind, stream = dst.data.ptr, runtime.memcpyHostToDevice, current_stream().ptr
-            runtime.memcpyAsync(to, src.ctypes.data, src.nbytes, kind, stream)
+    upload, copy, record = _copies()
 
     def zero(x) -> None:
         x.data.memset_async(0, x.nbytes)
-
-    def copy(dst, src) -> None:
-        kind, stream = runtime.memcpyDeviceToDevice, current_stream().ptr
-        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, kind, stream)
-
-    def record(event=None):
-        event = cupy.cuda.Event() if event is None else event
-        event.record()
-        return event
 
     return Memory(
         place=place,
@@ -105,6 +86,33 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         capturing=is_capturing,
         hold=_hold,
     )
+
+
+def _copies() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """`Memory.upload`, `copy` and `record`. Copies are the runtime's own calls, which take half of
+    the host time of CuPy's methods: decode steps pay for it."""
+    from cupy.cuda import Event, get_current_stream, runtime
+
+    def upload(dst, src: np.ndarray) -> None:
+        assert dst.shape == src.shape
+        assert dst.dtype == src.dtype
+        stream = get_current_stream()
+        if not (dst.flags.c_contiguous and src.flags.c_contiguous):
+            dst.set(src, stream=stream)
+        elif src.size:
+            kind = runtime.memcpyHostToDevice
+            runtime.memcpyAsync(dst.data.ptr, src.ctypes.data, src.nbytes, kind, stream.ptr)
+
+    def copy(dst, src) -> None:
+        kind, stream = runtime.memcpyDeviceToDevice, get_current_stream().ptr
+        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, kind, stream)
+
+    def record(event=None):
+        event = Event() if event is None else event
+        event.record()
+        return event
+
+    return upload, copy, record
 
 
 def _capture(run: Callable[[], None]) -> Callable[[], None]:
