@@ -12,6 +12,7 @@ import numpy as np
 from ..layouts.config import Config
 from ..layouts.sizes import align_up
 from ..layouts.slots import SlotLayout
+from ..rawkernels.attention_variants import attention_variant
 
 SCHEMA_VERSION = 1  # grows when a key changes its meaning or goes away
 PERCENTILES = (50, 90, 99)
@@ -37,6 +38,23 @@ def bytes_per_sequence(layout: SlotLayout, slab: Any, num_state_slots: int) -> d
     }
 
 
+def attention_kernels(cfg: Config, backend: str) -> dict[str, int]:
+    """How many layers each family of attention kernels serves: "sm_90a" and "portable" on a GPU,
+    the backend's name elsewhere."""
+    counts: dict[str, int] = {}
+    for layer in cfg.layers:
+        variant = attention_variant(
+            backend,
+            cfg.slot_layout,
+            layer.id,
+            cfg.num_q_heads,
+            softmax_scale=layer.softmax_scale,
+            rope_out=layer.rope if layer.inverse_rope_out else None,
+        )
+        counts[variant] = counts.get(variant, 0) + 1
+    return counts
+
+
 def report_head(cfg: Config, backend: str, layout: SlotLayout) -> dict:
     """The keys that are known before a run starts."""
     return {
@@ -44,6 +62,7 @@ def report_head(cfg: Config, backend: str, layout: SlotLayout) -> dict:
         "model": cfg.name,
         "config": cfg.path,
         "backend": backend,
+        "attention_kernels": attention_kernels(cfg, backend),
         "activations": cfg.run.activations,
         "seed": cfg.run.seed,
         "slot_bytes": layout.slot_bytes,

@@ -45,6 +45,8 @@ def test_a_run_verifies_itself(backend):
     assert report["bytes_per_sequence"]["measured"] == report["bytes_per_sequence"]["formula"]
     assert report["prefix"] == {"prompt_blocks": 4, "hit_blocks": 0}
     assert report["backend"] == backend
+    family = "portable" if backend == "cuda" else backend  # tiny.yaml is no Hopper shape
+    assert report["attention_kernels"] == {family: 3 + 1}
     assert report["schema_version"] == 1
     assert report["interrupted"] is False
     assert [item["output_tokens"] for item in report["completed"]] == [7, 0, 1, 20]
@@ -314,9 +316,7 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_was_done(tmp_path):
         from ringslab.engine.run import load_requests
 
         first = [r for r in load_requests(engine.cfg, None) if r.id in ids][:5]
-        again = engine.run(
-            [TraceEntry(r.id, r.prompt_len, r.max_new_tokens, 0.0) for r in first]
-        )
+        again = engine.run([TraceEntry(r.id, r.prompt_len, r.max_new_tokens, 0.0) for r in first])
     found = {item["id"]: item["digest"] for item in report["completed"]}
     assert all(found[item["id"]] == item["digest"] for item in again["completed"])
 

@@ -1,0 +1,30 @@
+"""Which attention kernels serve a layer, for reports: what the launchers choose, asked beforehand."""
+
+from ..layouts.rope import Rope
+from ..layouts.slots import RingKind, SlotLayout
+from .ring_access import ring_access
+
+
+def attention_variant(
+    backend: str,
+    layout: SlotLayout,
+    layer: int,
+    num_q_heads: int,
+    *,
+    softmax_scale: float,
+    rope_out: Rope | None = None,
+    kind: RingKind = "swa",
+) -> str:
+    """ "sm_90a" or "portable" for the current GPU on backend "cuda", else the backend's name.
+
+    Raises LayoutError where the layer has no such ring.
+    """
+    if backend != "cuda":
+        return backend
+    from .cuda.attention_shapes import choose_variant
+    from .cuda.window_decode_sm90 import supports
+    from .device.probe import current_device
+
+    access = ring_access("attention_variant", layout, layer, kind)
+    hopper = supports(access, num_q_heads, rope_out, softmax_scale)
+    return choose_variant("attention_variant", current_device(), hopper, None)
