@@ -1,4 +1,4 @@
-"""Which attention kernels serve a layer, for reports: what the launchers choose, asked beforehand."""
+"""Which attention kernels serve a layer: what the launchers choose, asked beforehand."""
 
 from ..layouts.rope import Rope
 from ..layouts.slots import RingKind, SlotLayout
