@@ -110,7 +110,7 @@ def check_dequantize_mxfp8(values: Any, scales: Any, out: Any) -> None:
     blocks = div_ceil(width, MX_BLOCK)
     rows = (n, "values.shape[0]")
     check_array(op, "scales", scales, U8, (rows, (blocks, "div_ceil(values.shape[1], 32)")))
-    check_output(op, "out", out, F32, (rows, (width, "values.shape[1]")))
+    check_output(op, "out", out, BF16_OR_F32, (rows, (width, "values.shape[1]")))
     check_place(op, values=values, scales=scales, out=out)
 
 

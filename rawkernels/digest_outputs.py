@@ -13,8 +13,8 @@ def digest_outputs(out: Any, layer: int, digests: Any = None, *, stream: Any = N
     """`digests` uint64 [T] with the outputs of one layer added to it, modulo 2^64; without it, a
     new one that starts at 0. Returns it.
 
-    out: bf16 [T, ...]; element e of a token with bits b adds splitmix64(layer << 48 ^ e << 16 ^ b),
-    so that order does not matter but layer, place and every bit do.
+    out: bf16 [T, ...]. A digest is a sum of keyed products (reference/digest_outputs.py has the
+    formula): the order of adding does not matter, but layer, place and every bit do.
     Raises ArgumentError for other shapes or dtypes.
     """
     out = as_array(out, "out")

@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 # memory.cuh's loads are inline PTX; here they are plain loads.
 PTX_LOAD = re.compile(r"  asm volatile\(\"ld\.global.*?;\n  return v;", re.DOTALL)
 ENTRY = """
+#define HOST_THREADS 512
 #include "cuda_on_host.hpp"
 #undef __shared__
 #define __shared__ static  // one block runs at a time

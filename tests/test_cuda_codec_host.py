@@ -48,7 +48,8 @@ void keys(uint64_t seed, uint64_t layer, const int32_t* token, const int32_t* po
   for (i64 i = 0; i < n; i++) out[i] = row_key(seed, layer, token[i], position[i]);
 }
 void row(uint64_t key, i64 pairs, float* out) {
-  for (i64 j = 0; j < pairs; j++) pair_values(pair_hash(key, j), out[2 * j], out[2 * j + 1]);
+  for (i64 j = 0; j < pairs; j++)
+    pair_values(pair_hash(pair_key(key), j), out[2 * j], out[2 * j + 1]);
 }
 }
 """

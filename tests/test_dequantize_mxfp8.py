@@ -10,8 +10,8 @@ import ringslab as rs
 ALL_CODES = np.arange(256, dtype=np.uint8)
 
 
-def dequantize(backend, values, scales):
-    out = Guarded(values.shape, np.float32, backend)
+def dequantize(backend, values, scales, dtype=np.float32):
+    out = Guarded(values.shape, dtype, backend)
     operations(backend).dequantize_mxfp8(
         to_backend(values, backend), to_backend(scales, backend), out.array
     )
@@ -61,12 +61,28 @@ def test_every_pair_is_exact(backend):
     assert_same_bits(dequantize(backend, values, scales), wanted)
 
 
+def test_every_pair_to_bf16(backend):
+    """All 65,536 pairs as bf16 bits: the float32 products, exact but for bf16's subnormals, which
+    are rounded to nearest even; signs of zero are kept; every NaN is 7fc0."""
+    values = np.tile(ALL_CODES, (256, 1))
+    scales = np.repeat(ALL_CODES[:, None], 8, axis=1)
+    exact = dequantize("reference", values, scales)
+    with np.errstate(invalid="ignore"):
+        wanted = exact.astype(ml_dtypes.bfloat16)
+    normal = (np.abs(exact) >= 2.0**-126) & np.isfinite(exact)
+    assert (wanted[normal].astype(np.float32) == exact[normal]).all()
+    bits = np.where(np.isnan(exact), np.uint16(0x7FC0), wanted.view(np.uint16))
+    np.testing.assert_array_equal(dequantize(backend, values, scales, np.uint16), bits)
+
+
 def test_short_last_block(backend):
     """D = 80: elements 64..79 take the third scale."""
     values = np.full((3, 80), 0x38, np.uint8)
     scales = np.array([[127, 128, 129]] * 3, np.uint8)
-    found = dequantize(backend, values, scales)
-    assert found[2].tolist() == [1.0] * 32 + [2.0] * 32 + [4.0] * 16
+    numbers = [1.0] * 32 + [2.0] * 32 + [4.0] * 16
+    assert dequantize(backend, values, scales)[2].tolist() == numbers
+    bits = dequantize(backend, values, scales, np.uint16)
+    assert bits[2].view(ml_dtypes.bfloat16).tolist() == numbers
 
 
 def test_public_entry(fast_backend):

@@ -77,14 +77,16 @@ def test_quantize(cuda, shape, dtype, rule):
 
 @pytest.mark.parametrize("shape", [(256, 64), (3, 160), (7, 45), (0, 32)], ids=str)
 def test_dequantize(cuda, shape):
-    """Random codes of all 256 values in elements and scales; NaN where the reference has it."""
+    """Random codes of all 256 values in elements and scales, to float32 and to bf16; NaN where the
+    reference has it."""
     rng = np.random.default_rng(2)
     values = rng.integers(0, 256, shape).astype(np.uint8)
     scales = rng.integers(0, 256, (shape[0], -(-shape[1] // 32))).astype(np.uint8)
-    found, wanted = (Guarded(shape, np.float32, "cpu") for _ in range(2))
-    cuda["dequantize_mxfp8"](values, scales, found.array)
-    operations("reference").dequantize_mxfp8(values, scales, wanted.array)
-    np.testing.assert_array_equal(found.host(), wanted.host())
+    for dtype in (np.float32, np.uint16):
+        found, wanted = (Guarded(shape, dtype, "cpu") for _ in range(2))
+        cuda["dequantize_mxfp8"](values, scales, found.array)
+        operations("reference").dequantize_mxfp8(values, scales, wanted.array)
+        np.testing.assert_array_equal(found.host(), wanted.host())
 
 
 @pytest.mark.parametrize("pairing", ["adjacent", "half"])

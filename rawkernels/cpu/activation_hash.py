@@ -29,16 +29,22 @@ def row_key(seed, layer, token_id, position):
 
 
 @device_function
-def element(key, e):
-    """float32 value of element e of a row."""
+def pair_hash(key, pair):
+    """32 hashed bits of a key and an index."""
     low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
-    x = np.uint32(low + np.uint32(np.uint32(e >> 1) * GOLDEN32))
+    x = np.uint32(low + np.uint32(np.uint32(pair) * GOLDEN32))
     x = np.uint32(x ^ high)
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * MIX32_A)
     x = np.uint32(x ^ (x >> np.uint32(15)))
     x = np.uint32(x * MIX32_B)
-    x = np.uint32(x ^ (x >> np.uint32(16)))
+    return np.uint32(x ^ (x >> np.uint32(16)))
+
+
+@device_function
+def element(key, e):
+    """float32 value of element e of a row."""
+    x = pair_hash(key, e >> 1)
     half = np.uint32(x >> np.uint32(16)) if e & 1 else x
     total = np.int32(half & np.uint32(0xFF)) + np.int32((half >> np.uint32(8)) & np.uint32(0xFF))
     return np.float32(np.float32(total - np.int32(255)) * np.float32(1.0 / 128.0))

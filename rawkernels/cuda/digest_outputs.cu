@@ -1,10 +1,10 @@
-// digest_outputs: adds to each token's digest the hash of every element's place and bits, mod 2^64.
+// digest_outputs: adds to each token's digest the keyed products of its words, mod 2^64; the
+// formula is in rawkernels/reference/digest_outputs.py.
 // grid (num_tokens * token_parts); block 256 threads over a part of one token
 // in   out bf16 [num_tokens, width]
 // out  digests uint64 [num_tokens], added to; sums commute, so the order of blocks does not show
 // needs out at a multiple of 16 bytes and width % 8 == 0, unless VECTOR is 0
-// bound by integer issue: about 25 instructions an element (two 64-bit products), twice the memory
-//       time
+// bound by memory: 2 B an element; about 6 instructions an element, most of them for the keys
 #include "digest_outputs_params.cuh"
 #include "hash.cuh"
 #include "memory.cuh"
@@ -14,34 +14,48 @@ static_assert(sizeof(DigestParams) == PARAMS_BYTES, "the launcher's dtype");
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int STEP = VECTOR ? 8 : 1;
+constexpr int ROUNDS = 4;           // vectors of a thread, all loaded before the first is used
+constexpr int VECTOR_ELEMENTS = 8;  // two terms
+constexpr int PART_WIDTH = ROUNDS * THREADS * VECTOR_ELEMENTS;
+static_assert(PART_WIDTH == LAUNCH_PART_WIDTH, "the launcher's grid");
 
-__device__ __forceinline__ uint64_t element_hash(uint64_t layer_bits, int e, uint32_t bits) {
-  return splitmix64(layer_bits ^ ((uint64_t)e << 16) ^ bits);
+// Elements e .. e + 7 of a row, zeros behind its end.
+__device__ __forceinline__ uint4 load_elements(const uint16_t* row, int e, int width) {
+  if constexpr (VECTOR) {
+    return e < width ? load_early((const uint4*)(row + e)) : make_uint4(0, 0, 0, 0);
+  } else {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR_ELEMENTS; i++)
+      if (e + i < width) words[i / 2] |= (uint32_t)__ldg(row + e + i) << (16 * (i % 2));
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+__device__ __forceinline__ uint64_t term(PairKey key, uint32_t word, uint32_t a, uint32_t b) {
+  return (uint64_t)(a + pair_hash(key, word)) * (b + pair_hash(key, word + 1));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 digest_outputs(const __grid_constant__ DigestParams p) {
   __shared__ uint64_t warp_sum[WARPS];
   int64_t token = blockIdx.x / p.token_parts;
-  int begin = (int)(blockIdx.x % p.token_parts) * p.part_width;
-  int end = min(begin + p.part_width, p.width);
+  int begin = (int)(blockIdx.x % p.token_parts) * PART_WIDTH + threadIdx.x * VECTOR_ELEMENTS;
   const uint16_t* row = p.out + token * p.width;
-  uint64_t layer_bits = p.layer << 48;
 
-  uint64_t sum = 0;
-  for (int e = begin + threadIdx.x * STEP; e < end; e += THREADS * STEP) {
-    if constexpr (VECTOR) {
-      uint4 raw = load_once((const uint4*)(row + e));
-      const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+  uint4 raw[ROUNDS];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        sum += element_hash(layer_bits, e + 2 * i, words[i] & 0xFFFFu);
-        sum += element_hash(layer_bits, e + 2 * i + 1, words[i] >> 16);
-      }
-    } else {
-      sum += element_hash(layer_bits, e, row[e]);
-    }
+  for (int r = 0; r < ROUNDS; r++)
+    raw[r] = load_elements(row, begin + r * THREADS * VECTOR_ELEMENTS, p.width);
+
+  PairKey key = pair_key(splitmix64(p.layer));
+  uint64_t sum = 0;
+#pragma unroll
+  for (int r = 0; r < ROUNDS; r++) {
+    int e = begin + r * THREADS * VECTOR_ELEMENTS;
+    uint32_t word = (uint32_t)(e / 2);
+    if (e < p.width) sum += term(key, word, raw[r].x, raw[r].y);
+    if (e + VECTOR_ELEMENTS / 2 < p.width) sum += term(key, word + 2, raw[r].z, raw[r].w);
   }
 
   for (int distance = 16; distance > 0; distance /= 2)

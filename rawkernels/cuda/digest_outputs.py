@@ -16,22 +16,22 @@ PARAMS = ParamsStruct(
         ("layer", "uint64_t"),
         ("width", "int32_t"),
         ("token_parts", "int32_t"),
-        ("part_width", "int32_t"),
     ),
     docs=(
         ("out", "bf16 [num_tokens, width]"),
         ("digests", "[num_tokens]"),
-        ("token_parts", "thread blocks of a token, part_width elements each"),
+        ("token_parts", "thread blocks of a token"),
     ),
 )
+THREADS = 256
+CHUNK = 8  # elements of a vector
+PART_WIDTH = 4 * THREADS * CHUNK  # elements of a thread block: four vectors a thread
 DIGEST = KernelSource(
-    "digest_outputs", PARAMS, macro_sets=(macro_set(VECTOR=1), macro_set(VECTOR=0))
+    "digest_outputs",
+    PARAMS,
+    macro_sets=tuple(macro_set(VECTOR=v, LAUNCH_PART_WIDTH=PART_WIDTH) for v in (1, 0)),
 )
 KERNELS = (DIGEST,)
-
-THREADS = 256
-CHUNK = 8  # elements of a lane step
-PART_WIDTH = 4 * THREADS * CHUNK  # elements of a thread block: four chunks a thread
 
 
 def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) -> None:
@@ -50,7 +50,7 @@ def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) ->
         layer=layer,
         width=width,
         token_parts=token_parts,
-        part_width=PART_WIDTH,
     )
 
-    get_kernel(DIGEST, macro_set(VECTOR=int(vector))).launch(grid, (THREADS,), params, stream)
+    macros = macro_set(VECTOR=int(vector), LAUNCH_PART_WIDTH=PART_WIDTH)
+    get_kernel(DIGEST, macros).launch(grid, (THREADS,), params, stream)

@@ -20,11 +20,19 @@ HD uint64_t row_key(uint64_t seed, uint64_t layer, int32_t token_id, int32_t pos
   return splitmix64(key ^ ((uint64_t)(int64_t)position * GOLDEN64));
 }
 
+// A key as its pairs use it: x ^= upper; x ^= x >> 16 is x ^ (x >> 16) ^ (upper ^ upper >> 16).
+struct PairKey {
+  uint32_t lower, folded_upper;
+};
+HD PairKey pair_key(uint64_t key) {
+  uint32_t upper = (uint32_t)(key >> 32);
+  return {(uint32_t)key, upper ^ (upper >> 16)};
+}
+
 // 32 hashed bits of elements 2 * pair and 2 * pair + 1 of a row.
-HD uint32_t pair_hash(uint64_t key, uint32_t pair) {
-  uint32_t x = (uint32_t)key + pair * GOLDEN32;
-  x ^= (uint32_t)(key >> 32);
-  x ^= x >> 16;
+HD uint32_t pair_hash(PairKey key, uint32_t pair) {
+  uint32_t x = key.lower + pair * GOLDEN32;
+  x ^= (x >> 16) ^ key.folded_upper;
   x *= 0x7FEB352Du;
   x ^= x >> 15;
   x *= 0x846CA68Bu;
@@ -37,7 +45,11 @@ HD uint32_t pair_hash(uint64_t key, uint32_t pair) {
 constexpr uint32_t STEP_128TH = 0x47800000u;  // 65536.0f
 constexpr float CENTRE = 65536.0f + 255.0f / 128.0f;
 HD void pair_values(uint32_t x, float& even, float& odd) {
-  uint32_t sums = (x & 0x00FF00FFu) + ((x >> 8) & 0x00FF00FFu);
-  even = bits_float(STEP_128TH | (sums & 0xFFFFu)) - CENTRE;
-  odd = bits_float(STEP_128TH | (sums >> 16)) - CENTRE;
+#if defined(__CUDA_ARCH__)
+  even = bits_float(__dp4a(x, 0x00000101u, STEP_128TH)) - CENTRE;  // adds the two lower bytes
+  odd = bits_float(__dp4a(x, 0x01010000u, STEP_128TH)) - CENTRE;
+#else
+  even = bits_float(STEP_128TH + (x & 0xFFu) + (x >> 8 & 0xFFu)) - CENTRE;
+  odd = bits_float(STEP_128TH + (x >> 16 & 0xFFu) + (x >> 24)) - CENTRE;
+#endif
 }

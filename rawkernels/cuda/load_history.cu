@@ -1,5 +1,5 @@
 // load_history: the history section of a joint buffer, gathered from rings by a plan's segments.
-// grid (capacity of segments * num_chunks); block 256 threads over the pieces of CHUNK_ROWS rows
+// grid (capacity of segments * num_chunks); block 128 threads over the pieces of CHUNK_ROWS rows
 // in   slab uint8 [num_state_slots * slot_bytes]; segments int32 [capacity, 3] = source row or -1,
 //      destination row, rows; num_segments int32 [1], read here so that no host waits for it
 // out  out uint8 [>= num_rows, RECORD_UNITS * UNIT_BYTES]: records whole; rows of no segment are
@@ -14,7 +14,7 @@
 static_assert(VALUE_UNITS > 0 && VALUE_UNITS <= RECORD_UNITS, "values come first");
 static_assert(sizeof(LoadHistoryParams) == PARAMS_BYTES, "the launcher's dtype");
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 128;
 constexpr int TARGET_UNITS = 4 * THREADS;  // pieces of a block: four a thread
 constexpr int CHUNK_ROWS = RECORD_UNITS < TARGET_UNITS ? TARGET_UNITS / RECORD_UNITS : 1;
 constexpr int CHUNK_UNITS = CHUNK_ROWS * RECORD_UNITS;
@@ -26,11 +26,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 load_history(const __grid_constant__ LoadHistoryParams p) {
   int segment = (int)(blockIdx.x / p.num_chunks);
   int first = (int)(blockIdx.x % p.num_chunks) * CHUNK_ROWS;
-  if (segment >= __ldg(p.num_segments)) return;
+  int num_segments = __ldg(p.num_segments);  // one wait for all four
   int source = __ldg(p.segments + 3 * (int64_t)segment);
   int target = __ldg(p.segments + 3 * (int64_t)segment + 1);
   int rows = __ldg(p.segments + 3 * (int64_t)segment + 2);
-  if (target < 0) return;
+  if (segment >= num_segments || target < 0) return;
   int64_t fits = p.num_rows - target;  // rows that lie inside the history section
   rows = (int)min((int64_t)rows, fits) - first;
   rows = min(rows, CHUNK_ROWS);
@@ -51,8 +51,8 @@ load_history(const __grid_constant__ LoadHistoryParams p) {
     if (unit >= rows * RECORD_UNITS || is_zero) continue;
     int row = unit / RECORD_UNITS, u = unit % RECORD_UNITS;
     raw[r] = u < VALUE_UNITS
-                 ? load_once((const Unit*)(values + row * p.value_stride) + u)
-                 : load_once((const Unit*)(scales + row * p.scale_stride) + (u - VALUE_UNITS));
+                 ? load_early((const Unit*)(values + row * p.value_stride) + u)
+                 : load_early((const Unit*)(scales + row * p.scale_stride) + (u - VALUE_UNITS));
   }
 #pragma unroll
   for (int r = 0; r < ROUNDS; r++) {

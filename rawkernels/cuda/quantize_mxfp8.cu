@@ -1,11 +1,11 @@
 // quantize_mxfp8: rows of float32 or bf16 to E4M3 elements and one E8M0 scale per 32 of them.
-// grid (div_ceil(num_blocks, 32 * WARPS)); RAGGED: (div_ceil(num_blocks, WARPS)); block 256 threads
+// grid (div_ceil(num_blocks, 32 * WARPS)); RAGGED: (div_ceil(num_blocks, WARPS)); block 64 threads
 // in   x [num_rows, width] float32 or bf16 (X_BF16)
 // out  values uint8 [num_rows, width]; scales uint8 [num_rows, blocks_per_row]
 // needs width % 32 == 0 and x, values at multiples of 16 bytes, unless RAGGED
 // bound by memory: 3.03 B an element from bf16, 5.03 B from float32. A warp has 2 or 4 KB of loads
 //       in flight and about 10 instructions an element to issue, half of what the memory time
-//       leaves.
+//       leaves. Small blocks keep the addresses in flight close together.
 #include "memory.cuh"
 #include "mxfp8.cuh"
 #include "quantize_mxfp8_params.cuh"
@@ -15,7 +15,7 @@ static_assert(SCALE_CEIL == 0 || SCALE_CEIL == 1, "scale_rounding is floor or ce
 static_assert(RAGGED == 0 || RAGGED == 1, "RAGGED is a switch");
 static_assert(sizeof(QuantizeParams) == PARAMS_BYTES, "the launcher's dtype");
 
-constexpr int WARPS = 8;
+constexpr int WARPS = 2;
 
 #if RAGGED
 
@@ -82,7 +82,7 @@ quantize_mxfp8(const __grid_constant__ QuantizeParams p) {
 #pragma unroll
     for (int i = 0; i < CHUNK_UNITS; i++) {
       raw[r][i] = make_uint4(0, 0, 0, 0);
-      if (inside) raw[r][i] = X_BF16 ? load_once(from + i) : __ldg(from + i);
+      if (inside) raw[r][i] = load_early(from + i);
     }
   }
 

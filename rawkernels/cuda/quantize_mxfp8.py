@@ -38,8 +38,8 @@ QUANTIZE = KernelSource(
 )
 KERNELS = (QUANTIZE,)
 
-THREADS = 256
-WARPS = 8
+WARPS = 2
+THREADS = 32 * WARPS
 WARP_BLOCKS = 32  # MX blocks of a warp where rows are whole blocks
 VECTOR_BYTES = 16
 

@@ -4,8 +4,8 @@
 // in   token_ids, positions int32 [num_rows]
 // out  out bf16 [num_rows, width]
 // needs out at a multiple of 16 bytes and width % 8 == 0, unless VECTOR is 0
-// bound by memory (2 B an element) on sm_90: about 10 instructions an element, three quarters of
-//       what the memory time leaves; row keys are made once a warp, one lane a row
+// bound by memory (2 B an element) on sm_90: about 8 instructions an element, half of what the
+//       memory time leaves; row keys are made once a warp, one lane a row
 #include "hash.cuh"
 #include "memory.cuh"
 #include "seeded_activations_params.cuh"
@@ -15,9 +15,12 @@ static_assert(sizeof(SeededParams) == PARAMS_BYTES, "the launcher's dtype");
 
 constexpr int WARPS = 8;
 constexpr int STEP = VECTOR ? 8 : 2;  // elements that a lane makes at once, whole pairs
+constexpr int ROUNDS = 4;             // steps of a lane in a row
+constexpr int PART_WIDTH = ROUNDS * 32 * STEP;
+static_assert(PART_WIDTH == LAUNCH_PART_WIDTH, "the launcher's grid");
 
 // Elements e .. e + STEP - 1 of a row; the last pair of an odd width is half used.
-__device__ __forceinline__ void make_elements(uint64_t key, int e, int width, uint16_t* row) {
+__device__ __forceinline__ void make_elements(PairKey key, int e, int width, uint16_t* row) {
   uint32_t words[STEP / 2];
 #pragma unroll
   for (int i = 0; i < STEP / 2; i++) {
@@ -41,8 +44,7 @@ seeded_activations(const __grid_constant__ SeededParams p) {
   int64_t first_row = warp / p.row_parts * p.group_rows;
   int rows = (int)min((int64_t)p.group_rows, p.num_rows - first_row);
   if (rows <= 0) return;
-  int begin = (int)(warp % p.row_parts) * p.part_width;
-  int end = min(begin + p.part_width, p.width);
+  int begin = (int)(warp % p.row_parts) * PART_WIDTH + lane * STEP;
 
   uint64_t own_key = 0;  // lane l: key of row l
   if (lane < rows) {
@@ -50,8 +52,12 @@ seeded_activations(const __grid_constant__ SeededParams p) {
     own_key = row_key(p.seed, p.layer, __ldg(p.token_ids + row), __ldg(p.positions + row));
   }
   for (int r = 0; r < rows; r++) {
-    uint64_t key = __shfl_sync(0xFFFFFFFFu, own_key, r);
+    PairKey key = pair_key(__shfl_sync(0xFFFFFFFFu, own_key, r));
     uint16_t* row = p.out + (first_row + r) * p.width;
-    for (int e = begin + lane * STEP; e < end; e += 32 * STEP) make_elements(key, e, p.width, row);
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+      int e = begin + i * 32 * STEP;
+      if (e < p.width) make_elements(key, e, p.width, row);
+    }
   }
 }

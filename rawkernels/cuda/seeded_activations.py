@@ -4,7 +4,7 @@ from typing import Any
 
 from ...layouts.sizes import div_ceil
 from ..checks import check_seeded_activations
-from ..device.kernel_source import KernelSource, ParamsStruct, macro_set
+from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
 from ..device.module import check_current_device, device_pointer, get_kernel
 from .widths import is_vector_aligned
 
@@ -20,28 +20,33 @@ PARAMS = ParamsStruct(
         ("width", "int32_t"),
         ("group_rows", "int32_t"),
         ("row_parts", "int32_t"),
-        ("part_width", "int32_t"),
     ),
     docs=(
         ("token_ids", "[num_rows]"),
         ("positions", "[num_rows]"),
         ("out", "bf16 [num_rows, width]"),
         ("group_rows", "rows of a warp, at most 32"),
-        ("row_parts", "warps that share a row, part_width elements each"),
+        ("row_parts", "warps that share a row"),
     ),
 )
-SEEDED = KernelSource(
-    "seeded_activations", PARAMS, macro_sets=(macro_set(VECTOR=1), macro_set(VECTOR=0))
-)
-KERNELS = (SEEDED,)
-
 THREADS = 256
 WARPS = 8
-CHUNK = 8  # elements that a lane makes at once
-PART_WIDTH = 64 * CHUNK  # elements of a row that one warp makes: two chunks a lane
+CHUNK = 8  # elements that a lane makes at once, where rows are whole vectors; else a pair
+ROUNDS = 4  # chunks or pairs of a lane in a row
 ENOUGH_WARPS = 8192  # more warps than a large GPU holds at once
 MAX_GROUP_ROWS = 32  # one key a lane
 SEED_MASK = 2**64 - 1
+
+
+def _macros(vector: bool) -> MacroItems:
+    part_width = ROUNDS * 32 * (CHUNK if vector else 2)  # elements of a row that one warp makes
+    return macro_set(VECTOR=int(vector), LAUNCH_PART_WIDTH=part_width)
+
+
+SEEDED = KernelSource(
+    "seeded_activations", PARAMS, macro_sets=tuple(_macros(vector) for vector in (True, False))
+)
+KERNELS = (SEEDED,)
 
 
 def seeded_activations(
@@ -52,12 +57,12 @@ def seeded_activations(
     check_current_device("seeded_activations", out)
 
     rows, width = out.shape
-    row_parts = div_ceil(width, PART_WIDTH)
+    macros = _macros(width % CHUNK == 0 and is_vector_aligned(out))
+    row_parts = div_ceil(width, dict(macros)["LAUNCH_PART_WIDTH"])
     most = rows * row_parts // ENOUGH_WARPS  # rounded down: rows a warp can take
     group_rows = min(max(most, 1), MAX_GROUP_ROWS)
     grid = (div_ceil(div_ceil(rows, group_rows) * row_parts, WARPS),)
 
-    vector = width % CHUNK == 0 and is_vector_aligned(out)
     params = PARAMS.pack(
         token_ids=device_pointer(token_ids),
         positions=device_pointer(positions),
@@ -68,7 +73,6 @@ def seeded_activations(
         width=width,
         group_rows=group_rows,
         row_parts=row_parts,
-        part_width=PART_WIDTH,
     )
 
-    get_kernel(SEEDED, macro_set(VECTOR=int(vector))).launch(grid, (THREADS,), params, stream)
+    get_kernel(SEEDED, macros).launch(grid, (THREADS,), params, stream)

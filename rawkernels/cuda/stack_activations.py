@@ -20,8 +20,8 @@ PARAMS = ParamsStruct(
         ("layer", "uint64_t"),
         ("num_heads", "int32_t"),
         ("head_dim", "int32_t"),
-        ("token_parts", "int32_t"),
-        ("part_width", "int32_t"),
+        ("head_parts", "int32_t"),
+        ("part_heads", "int32_t"),
     ),
     docs=(
         ("previous", "bf16 [num_tokens, num_heads, head_dim]"),
@@ -30,7 +30,7 @@ PARAMS = ParamsStruct(
         ("q", "bf16 [num_tokens, num_heads, head_dim]"),
         ("kv", "bf16 [num_tokens, head_dim]"),
         ("seed", "the run's; q hashes with 2 seed + 1, kv with 2 seed"),
-        ("token_parts", "thread blocks of a token, part_width elements of q then kv each"),
+        ("head_parts", "thread blocks of a token, part_heads heads each"),
     ),
 )
 STACK = KernelSource(
@@ -38,9 +38,9 @@ STACK = KernelSource(
 )
 KERNELS = (STACK,)
 
-THREADS = 256
-CHUNK = 8  # elements of a lane step
-PART_WIDTH = 4 * THREADS * CHUNK  # elements of a thread block: four chunks a thread
+THREADS = 512
+CHUNK = 8  # elements of a vector
+PART_WIDTH = 4 * THREADS * CHUNK  # elements of a thread block, about: four vectors a thread
 SEED_MASK = 2**64 - 1
 
 
@@ -60,8 +60,9 @@ def stack_activations(
     check_current_device("stack_activations", q)
 
     num_tokens, num_heads, head_dim = previous.shape
-    token_parts = div_ceil((num_heads + 1) * head_dim, PART_WIDTH) if num_heads else 0
-    grid = (num_tokens * token_parts,)
+    part_heads = min(max(PART_WIDTH // max(head_dim, 1), 1), max(num_heads, 1))
+    head_parts = div_ceil(num_heads, part_heads)
+    grid = (num_tokens * head_parts,)
 
     vector = head_dim % CHUNK == 0 and is_vector_aligned(previous, q, kv)
     params = PARAMS.pack(
@@ -74,8 +75,8 @@ def stack_activations(
         layer=layer,
         num_heads=num_heads,
         head_dim=head_dim,
-        token_parts=token_parts,
-        part_width=PART_WIDTH,
+        head_parts=head_parts,
+        part_heads=part_heads,
     )
 
     get_kernel(STACK, macro_set(VECTOR=int(vector))).launch(grid, (THREADS,), params, stream)

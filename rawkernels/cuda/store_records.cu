@@ -1,5 +1,5 @@
 // store_records: records from a buffer to their rings, byte for byte.
-// grid (div_ceil(num_tokens, BLOCK_TOKENS)); block 256 threads over the pieces of BLOCK_TOKENS
+// grid (div_ceil(num_tokens, BLOCK_TOKENS)); block 128 threads over the pieces of BLOCK_TOKENS
 //       records
 // in   records uint8 [num_tokens, RECORD_UNITS * UNIT_BYTES]; state_ids, positions int32
 //      [num_tokens]
@@ -15,7 +15,7 @@
 static_assert(VALUE_UNITS > 0 && VALUE_UNITS <= RECORD_UNITS, "values come first");
 static_assert(sizeof(StoreRecordsParams) == PARAMS_BYTES, "the launcher's dtype");
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 128;
 constexpr int TARGET_UNITS = 4 * THREADS;  // pieces of a block: four a thread
 constexpr int BLOCK_TOKENS = RECORD_UNITS < TARGET_UNITS ? TARGET_UNITS / RECORD_UNITS : 1;
 constexpr int BLOCK_UNITS = BLOCK_TOKENS * RECORD_UNITS;
@@ -35,7 +35,7 @@ store_records(const __grid_constant__ StoreRecordsParams p) {
 #pragma unroll
   for (int r = 0; r < ROUNDS; r++) {
     int unit = r * THREADS + threadIdx.x;
-    if (unit < tokens * RECORD_UNITS) raw[r] = load_once(from + unit);
+    if (unit < tokens * RECORD_UNITS) raw[r] = load_early(from + unit);
   }
 
 #pragma unroll 1

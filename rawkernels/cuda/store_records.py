@@ -10,7 +10,7 @@ from ..device.module import check_current_device, device_pointer, get_kernel
 from ..ring_access import RingAccess
 from .widths import piece_bytes
 
-THREADS = 256
+THREADS = 128
 TARGET_UNITS = 4 * THREADS  # pieces of a thread block
 
 PARAMS = ParamsStruct(

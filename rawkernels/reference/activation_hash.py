@@ -27,6 +27,19 @@ def row_keys(seed: int, layer: int, token_ids: np.ndarray, positions: np.ndarray
     return key
 
 
+def pair_hashes(keys: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """uint32 hashes of uint64 keys and uint32 indices, which are broadcast."""
+    with np.errstate(over="ignore"):
+        x = keys.astype(np.uint32) + pairs * GOLDEN32
+        x ^= (keys >> np.uint64(32)).astype(np.uint32)
+        x ^= x >> np.uint32(16)
+        x *= np.uint32(0x7FEB352D)
+        x ^= x >> np.uint32(15)
+        x *= np.uint32(0x846CA68B)
+        x ^= x >> np.uint32(16)
+    return x
+
+
 def hash_values(
     seed: int, layer: int, token_ids: np.ndarray, positions: np.ndarray, width: int
 ) -> np.ndarray:
@@ -37,14 +50,7 @@ def hash_values(
     """
     keys = row_keys(seed, layer, token_ids, positions)[:, None]  # [T, 1]
     pair = np.arange((width + 1) // 2, dtype=np.uint32)[None]  # [1, pairs]; the last may be half
-    with np.errstate(over="ignore"):
-        x = keys.astype(np.uint32) + pair * GOLDEN32
-        x ^= (keys >> np.uint64(32)).astype(np.uint32)
-        x ^= x >> np.uint32(16)
-        x *= np.uint32(0x7FEB352D)
-        x ^= x >> np.uint32(15)
-        x *= np.uint32(0x846CA68B)
-        x ^= x >> np.uint32(16)
+    x = pair_hashes(keys, pair)
     byte = [((x >> np.uint32(8 * i)) & np.uint32(0xFF)).astype(np.float32) for i in range(4)]
     pairs = np.stack([byte[0] + byte[1], byte[2] + byte[3]], axis=-1)  # [T, pairs, 2]
     values = (pairs - np.float32(255)) / np.float32(128)

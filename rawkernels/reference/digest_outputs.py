@@ -5,18 +5,28 @@ from typing import Any
 import numpy as np
 
 from ..checks import check_digest_outputs
-from .activation_hash import splitmix64
+from .activation_hash import pair_hashes, splitmix64
 
-LAYER_SHIFT = np.uint64(48)  # layer above bit 48, element from bit 16, the value's bits below
-ELEMENT_SHIFT = np.uint64(16)
+WORD_ELEMENTS = 2  # bf16 elements of a 32-bit word, the first in the lower half
+TERM_ELEMENTS = 4  # a term multiplies two words
 
 
 def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) -> None:
-    """out bf16 [T, width]; adds to digests uint64 [T], modulo 2^64, the sum over elements e of
-    splitmix64(layer << 48 ^ e << 16 ^ bits). -0 and +0 differ."""
+    """out bf16 [T, width]; adds to digests uint64 [T], modulo 2^64, the digest of the row's bits.
+
+    The row is cut into words w[j] of two elements, zeros behind its end, and each word has a key
+    k[j], the pair hash of (splitmix64(layer), j). Words are taken two at a time: the digest is the
+    sum over i of (w[2i] + k[2i] mod 2^32) * (w[2i + 1] + k[2i + 1] mod 2^32). This is the NH hash
+    of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999): terms may be added in any order, and
+    rows that differ anywhere have one digest with probability 2^-32. -0 and +0 differ.
+    """
     check_digest_outputs(out, digests)
-    bits = out.view(np.uint16).astype(np.uint64)  # [T, width]
-    element = np.arange(out.shape[1], dtype=np.uint64) << ELEMENT_SHIFT
-    mixed = splitmix64((np.uint64(layer) << LAYER_SHIFT) ^ element[None] ^ bits)
+    tokens, width = out.shape
+    padded = np.zeros((tokens, -(-width // TERM_ELEMENTS) * TERM_ELEMENTS), np.uint16)
+    padded[:, :width] = out.view(np.uint16)
+    words = padded[:, 0::2].astype(np.uint32) | padded[:, 1::2].astype(np.uint32) << np.uint32(16)
+    key = splitmix64(np.full((1, 1), layer, np.uint64))
+    keyed = words + pair_hashes(key, np.arange(words.shape[1], dtype=np.uint32)[None])
+    terms = keyed[:, 0::2].astype(np.uint64) * keyed[:, 1::2].astype(np.uint64)
     with np.errstate(over="ignore"):
-        digests += mixed.sum(axis=1, dtype=np.uint64)
+        digests += terms.sum(axis=1, dtype=np.uint64)
