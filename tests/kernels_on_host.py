@@ -79,7 +79,15 @@ class HostKernel:
         names = {"file": source.file_name, "name": source.name, "params": source.params.name}
         (folder / "host.cpp").write_text(ENTRY.format(**names))
         defines = [f"-D{name}={value}" for name, value in (*FORMAT_MACROS, *macros)]
-        flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
+        flags = [
+            "-O1",
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            "-fno-gnu-unique",
+            "-ffp-contract=off",
+            "-w",
+        ]
         checks = [
             "-fsanitize=alignment,shift,bounds,integer-divide-by-zero,signed-integer-overflow",
             "-fno-sanitize-recover=all",

@@ -65,7 +65,16 @@ def shim(tmp_path_factory):
     folder = tmp_path_factory.mktemp("codec")
     (folder / "shim.cpp").write_text(SHIM)
     defines = [f"-D{name}={value}" for name, value in FORMAT_MACROS]
-    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Werror"]
+    flags = [
+        "-O2",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fno-gnu-unique",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Werror",
+    ]
     command = [compiler, *flags, *defines, f"-I{CUDA_FOLDER}", "shim.cpp", "-o", "shim.so"]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "shim.so"))

@@ -125,7 +125,16 @@ class HostKernel:
             names = {"file": source.file_name, "struct": source.params.name, "name": source.name}
             (place / "shim.cpp").write_text(SHIM.format(**names))
             defines = [f"-D{name}={value}" for name, value in FORMAT_MACROS + macros]
-            command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
+            command = [
+                "g++",
+                "-std=c++20",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-fno-gnu-unique",
+                "-ffp-contract=off",
+                "-w",
+            ]
             command += [*defines, "-o", "shim.so", "shim.cpp"]
             built = subprocess.run(command, cwd=place, capture_output=True, text=True)
             assert built.returncode == 0, built.stderr[:4000]

@@ -5,6 +5,7 @@ array is wrapped anew), against 4 to 7 us for a raw kernel. So Numba kernels are
 a step, or captured in a CUDA graph, which replays them in 2 us.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,14 @@ def ready_numba() -> None:
     numpy 2.5 removed; this can go when it no longer does."""
     if not hasattr(np, "row_stack"):
         np.row_stack = np.vstack
+
+
+def configured(kernel: Any, grid: int, threads: int, stream: Any) -> Any:
+    """`kernel[grid, threads, stream]` without the warning that a small grid leaves a GPU idle:
+    plans are small."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Grid size.*")
+        return kernel[grid, threads, stream]
 
 
 def device_view(array: Any) -> Any:

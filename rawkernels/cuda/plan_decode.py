@@ -14,7 +14,7 @@ from ...layouts.plans import DecodePlan
 from ..arrays import backend_of
 from ..checks import I32, check_array, check_output
 from ..plan_checks import BLOCK, CAUSAL, MAX_ROW, check_sizes, index_width, mode_code
-from .numba_cuda import device_view, numba_stream, read_back, ready_numba
+from .numba_cuda import configured, device_view, numba_stream, read_back, ready_numba
 
 OP = "plan_decode"
 THREADS = 128
@@ -140,7 +140,8 @@ def plan_decode(
         raise PlanError(f"{OP}: {num_tokens} tokens but cu_seqlens_q has no sequence")
 
     ready_numba()
-    decode_kernel[num_tokens, threads, numba_stream(stream, state_ids)](
+    on = numba_stream(stream, state_ids)
+    configured(decode_kernel, num_tokens, threads, on)(
         device_view(state_ids),
         device_view(positions),
         device_view(cu_seqlens_q),

@@ -15,7 +15,7 @@ from ...layouts.sizes import div_ceil
 from ..arrays import backend_of
 from ..checks import I32, check_array, check_output
 from ..plan_checks import check_sizes
-from .numba_cuda import device_view, numba_stream, read_back, ready_numba
+from .numba_cuda import configured, device_view, numba_stream, read_back, ready_numba
 
 OP = "plan_prefill"
 SEQUENCE_THREADS = 256
@@ -243,11 +243,13 @@ def plan_prefill(
     )
     cu = device_view(cu_seqlens_q)
     copies = (device_view(segments), device_view(num_segments))
-    sequences_kernel[1, sequence_threads, on](*inputs, np.int64(ring_len), cu, *copies)
+    sequences = configured(sequences_kernel, 1, sequence_threads, on)
+    sequences(*inputs, np.int64(ring_len), cu, *copies)
     if num_tokens == 0:
         return
     per_token = (device_view(positions), device_view(token_state_ids), device_view(pivots))
-    tokens_kernel[div_ceil(num_tokens, token_threads), token_threads, on](*inputs, cu, *per_token)
+    tokens = configured(tokens_kernel, div_ceil(num_tokens, token_threads), token_threads, on)
+    tokens(*inputs, cu, *per_token)
 
 
 def _check(inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
