@@ -46,12 +46,13 @@ extern "C" void run(const {struct}* p, unsigned blocks, unsigned seed) {{
 @pytest.mark.parametrize(
     ("num_seqs", "tokens", "head_tiles", "group_tokens", "splits"),
     [(1, 1, 1, 0, 4), (1, 6, 1, 0, 4), (16, 1, 2, 0, 4), (64, 1, 1, 0, 2), (16, 6, 1, 0, 1)]
-    + [(512, 1, 1, 0, 1), (16, 6, 2, 1, 1), (512, 1, 2, 1, 1), (64, 6, 1, 3, 1)]
+    + [(512, 1, 1, 1, 1), (256, 1, 1, 1, 1), (132, 1, 1, 0, 1), (16, 6, 2, 1, 1)]
+    + [(512, 1, 2, 1, 1), (64, 6, 1, 3, 1)]
     + [(256, 2, 1, 2, 1), (512, 2, 1, 2, 1), (256, 6, 1, 6, 1), (512, 6, 2, 6, 1)],
 )
 def test_work(num_seqs, tokens, head_tiles, group_tokens, splits):
-    """Small batches and single tiles go tile by tile, the smallest by columns too; 64 sequences of
-    6 tokens are cut into groups of 3 for 132 blocks; large batches are units of whole
+    """Batches of at most a tile a block go tile by tile, the smallest by columns too; 64 sequences
+    of 6 tokens are cut into groups of 3 for 132 blocks; large batches are units of whole
     sequences."""
     total = num_seqs * tokens
     work = launcher.choose_work(num_seqs, tokens, total, head_tiles, H200_BLOCKS)

@@ -39,6 +39,7 @@ MAX_INT32 = 2**31 - 1
 TILE_TIME = 7.1
 WINDOW_TIME = 3.8
 UNIT_TIME = 2.0
+ROUND_TIME = 2.4  # what is between two tiles of window_decode_sm90_small; nothing after one tile
 
 PARAMS = ParamsStruct(
     "Params",
@@ -128,11 +129,12 @@ def choose_work(
     num_tiles = num_tokens * head_tiles
     splits = max(n for n in COLUMN_SPLITS if n == 1 or n * num_tiles <= num_blocks)
     best = Work(0, 1, num_tiles * splits, splits)
-    best_time = div_ceil(num_tiles, num_blocks) * (TILE_TIME + WINDOW_TIME)
+    rounds = div_ceil(num_tiles, num_blocks)
+    best_time = rounds * (TILE_TIME + WINDOW_TIME + (ROUND_TIME if rounds > 1 else 0.0))
     for tokens in range(1, min(max_seqlen_q, MAX_UNIT_TOKENS) + 1):
         groups = div_ceil(max_seqlen_q, tokens)
-        if tokens * head_tiles < 2 or num_seqs * groups > num_tokens:
-            continue  # single tiles; a plan that only bounds its longest sequence
+        if (rounds == 1 and tokens * head_tiles == 1) or num_seqs * groups > num_tokens:
+            continue  # one tile a block; a plan that only bounds its longest sequence
         units = num_seqs * groups
         time = tokens * head_tiles * TILE_TIME + WINDOW_TIME + UNIT_TIME
         time *= div_ceil(units, num_blocks)
