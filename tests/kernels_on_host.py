@@ -5,11 +5,11 @@ arithmetic and the kernel's own source, less the instructions that only a GPU ha
 import ctypes
 import functools
 import re
-import subprocess
 from importlib import import_module
 from pathlib import Path
 
-from ringslab.rawkernels.device.kernel_source import FORMAT_MACROS
+from host_build import build_library
+
 from ringslab.rawkernels.rope_tables import cached_rope_table
 
 HERE = Path(__file__).resolve().parent
@@ -67,6 +67,11 @@ LAUNCHERS = (
     "stack_activations",
     "digest_outputs",
 )
+SANITIZERS = (
+    "-fsanitize=alignment,shift,bounds,integer-divide-by-zero,signed-integer-overflow",
+    "-fno-sanitize-recover=all",
+    "-static-libubsan",
+)
 
 
 class HostKernel:
@@ -78,34 +83,8 @@ class HostKernel:
             (folder / name).write_text(PTX_LOAD.sub("  return *p;", text))
         names = {"file": source.file_name, "name": source.name, "params": source.params.name}
         (folder / "host.cpp").write_text(ENTRY.format(**names))
-        defines = [f"-D{name}={value}" for name, value in (*FORMAT_MACROS, *macros)]
-        flags = [
-            "-O1",
-            "-std=c++20",
-            "-shared",
-            "-fPIC",
-            "-fno-gnu-unique",
-            "-ffp-contract=off",
-            "-w",
-        ]
-        checks = [
-            "-fsanitize=alignment,shift,bounds,integer-divide-by-zero,signed-integer-overflow",
-            "-fno-sanitize-recover=all",
-            "-static-libubsan",
-        ]
-        command = [
-            "g++",
-            *flags,
-            *checks,
-            *defines,
-            f"-I{HERE}",
-            "-I.",
-            "host.cpp",
-            "-o",
-            "host.so",
-        ]
-        subprocess.run(command, cwd=folder, check=True)
-        self.library = ctypes.CDLL(str(folder / "host.so"))
+        flags = ("-O1", "-std=c++20", "-w", f"-I{HERE}", "-I.", *SANITIZERS)
+        self.library = build_library(folder, "host.cpp", macros, *flags)
         self.params_dtype = source.params.dtype
 
     def launch(self, grid, block, params, stream=None) -> None:

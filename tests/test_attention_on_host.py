@@ -8,13 +8,13 @@ launchers' parameters where there is no GPU; speed, races and the compiler's own
 import ctypes
 import functools
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import helpers
 import numpy as np
 import pytest
+from host_build import build_library
 
 from ringslab.layouts.rope import Rope
 from ringslab.rawkernels.cuda import window_decode as decode_launcher
@@ -25,7 +25,6 @@ from ringslab.rawkernels.cuda.attention_shapes import (
     num_threads,
     scale_log2,
 )
-from ringslab.rawkernels.device.kernel_source import FORMAT_MACROS
 from ringslab.rawkernels.reference.bound import (
     assert_within_bound,
     expected_decode,
@@ -63,21 +62,7 @@ def host_kernel(source, macros):
         (place / source.params_header).write_text(source.params.render())
         names = {"file": source.file_name, "struct": source.params.name, "name": source.name}
         (place / "shim.cpp").write_text(SHIM.format(**names))
-        defines = [f"-D{name}={value}" for name, value in FORMAT_MACROS + macros]
-        command = [
-            "g++",
-            "-std=c++20",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-fno-gnu-unique",
-            "-ffp-contract=off",
-            "-w",
-        ]
-        command += [*defines, "-o", "shim.so", "shim.cpp"]
-        built = subprocess.run(command, cwd=place, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr[:4000]
-        return ctypes.CDLL(str(place / "shim.so")).run
+        return build_library(place, "shim.cpp", macros, "-O1", "-std=c++20", "-w").run
 
 
 def pointer(array):

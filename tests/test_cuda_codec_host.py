@@ -3,14 +3,13 @@ that the GPU compiles, over far more inputs than a GPU test would copy back."""
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from host_build import build_library
 
-from ringslab.rawkernels.device.kernel_source import FORMAT_MACROS
 from ringslab.rawkernels.reference.activation_hash import hash_values, row_keys, splitmix64
 from ringslab.rawkernels.reference.bf16 import float_to_bf16
 from ringslab.rawkernels.reference.quantize_mxfp8 import scale_codes
@@ -57,27 +56,13 @@ void row(uint64_t key, i64 pairs, float* out) {
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    """The headers as a shared library. Contraction is off, as IEEE products on the GPU are where
-    it matters."""
-    compiler = shutil.which("g++")
-    if compiler is None:
+    """The headers as a shared library."""
+    if shutil.which("g++") is None:
         pytest.skip("needs g++ to build the CUDA headers for the host")
     folder = tmp_path_factory.mktemp("codec")
     (folder / "shim.cpp").write_text(SHIM)
-    defines = [f"-D{name}={value}" for name, value in FORMAT_MACROS]
-    flags = [
-        "-O2",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-fno-gnu-unique",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Werror",
-    ]
-    command = [compiler, *flags, *defines, f"-I{CUDA_FOLDER}", "shim.cpp", "-o", "shim.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "shim.so"))
+    flags = ("-O2", "-std=c++17", "-Wall", "-Werror", f"-I{CUDA_FOLDER}")
+    return build_library(folder, "shim.cpp", (), *flags)
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:

@@ -5,19 +5,18 @@ import ctypes
 import dataclasses
 import functools
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import helpers
 import numpy as np
 import pytest
+from host_build import build_library
 
 from ringslab.layouts.errors import BackendError
 from ringslab.layouts.rope import Rope
 from ringslab.rawkernels.cuda import window_decode_sm90 as launcher
 from ringslab.rawkernels.cuda.window_decode_sm90 import Work
-from ringslab.rawkernels.device.kernel_source import FORMAT_MACROS
 from ringslab.rawkernels.device.module import build_kernel
 from ringslab.rawkernels.device.nvrtc import compiler_version
 from ringslab.rawkernels.device.sass import count_opcodes, find_disassembler
@@ -125,21 +124,8 @@ class HostKernel:
             (place / source.params_header).write_text(source.params.render())
             names = {"file": source.file_name, "struct": source.params.name, "name": source.name}
             (place / "shim.cpp").write_text(SHIM.format(**names))
-            defines = [f"-D{name}={value}" for name, value in FORMAT_MACROS + macros]
-            command = [
-                "g++",
-                "-std=c++20",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-fno-gnu-unique",
-                "-ffp-contract=off",
-                "-w",
-            ]
-            command += [*defines, "-o", "shim.so", "shim.cpp"]
-            built = subprocess.run(command, cwd=place, capture_output=True, text=True)
-            assert built.returncode == 0, built.stderr[:4000]
-            self.run = ctypes.CDLL(str(place / "shim.so")).run
+            flags = ("-O1", "-std=c++20", "-w")
+            self.run = build_library(place, "shim.cpp", macros, *flags).run
 
 
 @functools.cache
