@@ -36,11 +36,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
                : "memory");
 }
 
-// ---- named barriers: ids 1 .. 15, `threads` of both kinds together
-
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 // A __syncwarp that the assembler moves no stores across: it keeps the order that is written.
 __device__ __forceinline__ void warp_barrier() {
   asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
@@ -67,6 +62,10 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
 // Asks for `bytes`, a multiple of 16, to be brought into L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+// Asks for the 128-byte line of an address to be brought into L2.
+__device__ __forceinline__ void prefetch_line(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 // The map's box at column x, row y, from global to shared memory.
 __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap* map, int x, int y,

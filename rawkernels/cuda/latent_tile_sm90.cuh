@@ -11,29 +11,45 @@ constexpr int ROPE_COLUMNS = 64, ROPE_PAIRS = ROPE_COLUMNS / 2;
 static_assert(ROPE_PAIRS == 32, "a lane holds one pair's rotation");
 static_assert(ROPE_COLUMNS == SLAB_COLUMNS, "the last slab stored is the one that is rotated");
 
+// A query token, as its consumers need it. position: read where the output is rotated.
+struct Token {
+  int2 keys;  // window row of the oldest visible key, number of visible keys; they wrap
+  int position;
+};
 struct Tile {
-  int first_row;    // of q, out and lse: token * num_q_heads + first head
-  int2 keys;        // window row of the oldest visible key, number of visible keys; they wrap
-  float sink[2];    // of this thread's heads, times log2 e; -inf without a sink
-  float2 rotation;  // of pair `lane` back from the token's position: (cos, -sin)
+  int first_row;  // of q, out and lse: token * num_q_heads + first head
+  int2 keys;
+  float sink[2];  // of this thread's heads; -inf without a sink
 };
 
-// What a tile needs beside its queries; the loads are on their way while S is computed.
-__device__ __forceinline__ Tile load_tile(const Params& p, int tile, int2 keys, int head,
-                                          int lane) {
-  const int token = tile / p.head_tiles, first_head = (tile - token * p.head_tiles) * HEAD_TILE;
+// What a tile needs beside its queries. Nothing is computed from the loads here, so that S does not
+// wait for them.
+__device__ __forceinline__ Tile load_tile(const Params& p, int tile, int2 keys, int head) {
+  const int first_head = tile % p.head_tiles * HEAD_TILE;
   const float none = __int_as_float(0xFF800000);
-  Tile t = {tile * HEAD_TILE, keys, {none, none}, {1.0f, 0.0f}};
+  Tile t = {tile * HEAD_TILE, keys, {none, none}};
   if (p.sink != nullptr) {
-    t.sink[0] = __ldg(p.sink + first_head + head) * LOG2_E;
-    t.sink[1] = __ldg(p.sink + first_head + head + 8) * LOG2_E;
-  }
-  if (p.rope_table != nullptr) {
-    const int position = __ldg(p.positions + token);
-    const float2 forward = rope_rotation(p.rope_table, ROPE_PAIRS, position, lane);
-    t.rotation = make_float2(forward.x, -forward.y);
+    t.sink[0] = __ldg(p.sink + first_head + head);
+    t.sink[1] = __ldg(p.sink + first_head + head + 8);
   }
   return t;
+}
+// The rotation at a token's position, pair `lane`; 1 where nothing is rotated.
+__device__ __forceinline__ RotationDigits load_rotation(const Params& p, int position, int lane) {
+  RotationDigits digits;
+  if (p.rope_table != nullptr) digits = load_digits(p.rope_table, ROPE_PAIRS, position, lane);
+  return digits;
+}
+// Asks for the rows of that table to be brought into L2, by all lanes of a warp: where memory is
+// busy, a consumer that had to fetch them would wait longer than S takes.
+__device__ __forceinline__ void prefetch_rotation(const Params& p, int position, int lane) {
+  constexpr int LINE_BYTES = 128, LINES = ROPE_PAIRS * sizeof(double2) / LINE_BYTES;
+  static_assert(3 * LINES <= 32, "a line a lane");
+  if (p.rope_table == nullptr || lane >= 3 * LINES) return;
+  const DigitRows rows = digit_rows(position);
+  const uint32_t row = lane < LINES ? rows.coarse : lane < 2 * LINES ? rows.middle : rows.fine;
+  prefetch_line(reinterpret_cast<const uint8_t*>(p.rope_table + int64_t(row) * ROPE_PAIRS) +
+                lane % LINES * LINE_BYTES);
 }
 
 // S = Q K^T of one tile; each slot of queries is released as soon as its products are done.
@@ -108,7 +124,8 @@ __device__ __forceinline__ void mask_scores(float (&s)[SCORES], float (&largest)
   largest[1] = quad_max(largest[1]);
 }
 
-// Rotates the last 64 columns, which are in registers 32 .. 63 of the last part.
+// Rotates the last 64 columns, which are in registers 32 .. 63 of the last part. rotation: of pair
+// `lane`, (cos, -sin).
 __device__ __forceinline__ void rotate_back(float (&o)[OUT_REGISTERS], float2 rotation,
                                             int adjacent, int quad) {
   constexpr int FIRST = OUT_REGISTERS - ROPE_COLUMNS / 2;
@@ -168,12 +185,13 @@ __device__ __forceinline__ void store_columns(const Params& p, const float* x,
 }
 
 // From the scores of a tile to its lse and PARTS parts of its output, from `first_part` on; one
-// consumer warpgroup. `window_free`: id of the named barrier to arrive at once the window is no
-// longer read, 0 for none.
+// consumer warpgroup. `window_free`: the barrier to arrive at once the window is no longer read, 0
+// for none.
 template <int PARTS>
 __device__ __forceinline__ void finish_tile(const Params& p, TileShared& shared,
                                             float (&s)[SCORES], const Tile& tile,
-                                            const NanRows& nan_rows, int window_free,
+                                            const RotationDigits& digits,
+                                            const NanRows& nan_rows, uint32_t window_free,
                                             int first_part, int tid) {
   static_assert(PARTS >= 1 && PARTS <= OUT_PARTS, "parts of the output");
   const int lane = tid % 32, quad = lane % 4, warp = tid / 32;
@@ -209,11 +227,12 @@ __device__ __forceinline__ void finish_tile(const Params& p, TileShared& shared,
     sum[head] = quad_sum(sum[head]);
     if (quad == 0 && first_part == 0)
       p.lse[warp_row + lane / 4 + 8 * head] = (base[head] + __log2f(sum[head])) * LN_2;
-    const float all = sum[head] + exp2_approx(tile.sink[head] - base[head]);
+    const float all = sum[head] + exp2_approx(fmaf(tile.sink[head], LOG2_E, -base[head]));
     inverse[head] = tile.keys.y > 0 ? reciprocal_approx(all) : 0.0f;
   }
   // ---- O = P V, a part of the columns at a time; the part before leaves between the products
   float o[2][OUT_REGISTERS];
+  float2 rotation;
   const uint32_t stage = shared_address(shared.stage[warp]);
   const int first_column = first_part * OUT_PART_COLUMNS;
 #pragma unroll
@@ -233,13 +252,14 @@ __device__ __forceinline__ void finish_tile(const Params& p, TileShared& shared,
       }
     }
     products_commit();
+    if (part_id == 0) rotation = rotation_of(digits);
     products_wait<0>();
     products_ready(o[part_id % 2]);
   }
-  if (window_free != 0) named_arrive(window_free, CONSUMER_THREADS);
+  if (window_free != 0) barrier_arrive(window_free);
   constexpr int LAST = PARTS - 1;
   if (p.rope_table != nullptr && first_part + PARTS == OUT_PARTS)
-    rotate_back(o[LAST % 2], tile.rotation, p.rope_adjacent, quad);
+    rotate_back(o[LAST % 2], make_float2(rotation.x, -rotation.y), p.rope_adjacent, quad);
 #pragma unroll
   for (int half = 0; half < 2; half++)
     store_columns(p, o[LAST % 2] + half * 32, inverse, stage,

@@ -11,20 +11,40 @@ __device__ __forceinline__ double2 turn(double2 a, double2 b) {
                       __dadd_rn(__dmul_rn(a.x, b.y), __dmul_rn(a.y, b.x)));
 }
 
-// (cos, sin) of pair `pair` at a position; a negative position (padding) counts as 0.
-// table: float64 [ROPE_TABLE_ROWS, num_pairs, 2], from rope_table().
+// The table's entries whose product is a rotation: one for each digit of the position. Where nothing
+// is rotated they stay 1.
+struct RotationDigits {
+  double2 coarse = {1.0, 0.0}, middle = {1.0, 0.0}, fine = {1.0, 0.0};
+};
+
+// Table rows of a position's digits; a negative position (padding) counts as 0.
+struct DigitRows {
+  uint32_t coarse, middle, fine;
+};
+__device__ __forceinline__ DigitRows digit_rows(int32_t position) {
+  const uint32_t p = (uint32_t)max(position, 0);
+  constexpr uint32_t MIDDLE_AT = ROPE_COARSE_ROWS;
+  constexpr uint32_t FINE_AT = ROPE_COARSE_ROWS + (1 << ROPE_MIDDLE_BITS);
+  return {p >> (ROPE_MIDDLE_BITS + ROPE_FINE_BITS),
+          MIDDLE_AT + ((p >> ROPE_FINE_BITS) & ((1u << ROPE_MIDDLE_BITS) - 1)),
+          FINE_AT + (p & ((1u << ROPE_FINE_BITS) - 1))};
+}
+// Of pair `pair` at a position. table: float64 [ROPE_TABLE_ROWS, num_pairs, 2], from rope_table().
+__device__ __forceinline__ RotationDigits load_digits(const double2* table, int num_pairs,
+                                                      int32_t position, int pair) {
+  const DigitRows rows = digit_rows(position);
+  return {__ldg(table + (int64_t)rows.coarse * num_pairs + pair),
+          __ldg(table + (int64_t)rows.middle * num_pairs + pair),
+          __ldg(table + (int64_t)rows.fine * num_pairs + pair)};
+}
+// (cos, sin), rounded to float32.
+__device__ __forceinline__ float2 rotation_of(const RotationDigits& digits) {
+  double2 both = turn(turn(digits.coarse, digits.middle), digits.fine);
+  return make_float2(__double2float_rn(both.x), __double2float_rn(both.y));
+}
 __device__ __forceinline__ float2 rope_rotation(const double2* table, int num_pairs,
                                                 int32_t position, int pair) {
-  uint32_t p = (uint32_t)max(position, 0);
-  uint32_t middle_at = ROPE_COARSE_ROWS, fine_at = ROPE_COARSE_ROWS + (1 << ROPE_MIDDLE_BITS);
-  uint32_t coarse = p >> (ROPE_MIDDLE_BITS + ROPE_FINE_BITS);
-  uint32_t middle = middle_at + ((p >> ROPE_FINE_BITS) & ((1u << ROPE_MIDDLE_BITS) - 1));
-  uint32_t fine = fine_at + (p & ((1u << ROPE_FINE_BITS) - 1));
-  double2 a = __ldg(table + (int64_t)coarse * num_pairs + pair);
-  double2 b = __ldg(table + (int64_t)middle * num_pairs + pair);
-  double2 c = __ldg(table + (int64_t)fine * num_pairs + pair);
-  double2 both = turn(turn(a, b), c);
-  return make_float2(__double2float_rn(both.x), __double2float_rn(both.y));
+  return rotation_of(load_digits(table, num_pairs, position, pair));
 }
 
 // The two rotated values of a pair, without contraction.

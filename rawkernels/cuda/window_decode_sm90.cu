@@ -31,18 +31,18 @@ __device__ __forceinline__ Group group_of(const Params& p, int unit, Bounds boun
   const int first = bounds.begin + unit % p.groups * p.group_tokens;
   return {first, max(min(bounds.end - first, p.group_tokens), 0)};
 }
-__device__ __forceinline__ int2 load_keys(const Params& p, Group group, int lane) {
-  return lane < group.num ? __ldg(p.offset_len + group.first + lane) : make_int2(0, 0);
+__device__ __forceinline__ Token load_token(const Params& p, Group group, int lane) {
+  return lane < group.num ? load_token(p, group.first + lane) : Token{make_int2(0, 0), 0};
 }
 
-// Describes unit n to the consumers and requests what it needs. keys: this lane's token. False
+// Describes unit n to the consumers and requests what it needs. token: this lane's. False
 // where no token of the unit sees a key. All lanes of the producer warp take part. The entry is
 // free: all items of unit n - 1 have their slots, so consumers are past unit n - 2.
 __device__ __forceinline__ bool produce_unit(const Params& p, Shared& shared,
-                                             SlotWriter& writer, Group group, int2 offset_len,
+                                             SlotWriter& writer, Group group, Token token,
                                              int n, int first_consumer, int lane) {
   int state_id;
-  const int2 keys = visible_keys(p, offset_len, state_id);
+  const int2 keys = visible_keys(p, token.keys, state_id);
   const uint32_t seeing = __ballot_sync(~0u, keys.y > 0);
   if (seeing == 0) return false;
   const int source = __ffs(seeing) - 1;
@@ -55,14 +55,20 @@ __device__ __forceinline__ bool produce_unit(const Params& p, Shared& shared,
   if (num_rows > p.ring_len) first_row = 0, num_rows = p.ring_len;
 
   Unit& unit = shared.units[n % INFO_ENTRIES];
-  if (lane < MAX_UNIT_TOKENS) unit.keys[lane] = keys;
   if (lane == 0) {
     unit.first_tile = group.first * p.head_tiles;
     unit.num_tiles = group.num * p.head_tiles;
     unit.first_row = first_row;
     unit.num_rows = num_rows;
   }
-  __syncwarp();
+  // All is written by the lane that waited for the slots.
+#pragma unroll 1
+  for (int t = 0; t < group.num; t++) {
+    const int position = __shfl_sync(~0u, token.position, t);
+    const int row = __shfl_sync(~0u, keys.x, t), num = __shfl_sync(~0u, keys.y, t);
+    if (lane == 0) unit.tokens[t] = {make_int2(row, num), position};
+    prefetch_rotation(p, position, lane);
+  }
   if (lane == 0) {
     request_records(p, shared, writer, state_id, first_row, num_rows);
 #pragma unroll 1
@@ -79,23 +85,23 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared, int lan
   int unit = blockIdx.x, n = 0, tiles = 0;
   Bounds bounds = sequence_bounds(p, unit), next_bounds = sequence_bounds(p, unit + stride);
   Group group = group_of(p, unit, bounds);
-  int2 keys = load_keys(p, group, lane);
+  Token token = load_token(p, group, lane);
   wait_for_previous_kernel();
   if (lane == 0) let_next_kernel_start();
 
   SlotWriter writer;
 #pragma unroll 1
   for (; unit < p.num_units; unit += stride) {
-    // One unit ahead for the keys, two for the bounds.
+    // One unit ahead for the tokens, two for the bounds.
     const Group next_group = group_of(p, unit + stride, next_bounds);
-    const int2 next_keys = load_keys(p, next_group, lane);
+    const Token next_token = load_token(p, next_group, lane);
     next_bounds = sequence_bounds(p, unit + 2 * stride);
-    if (produce_unit(p, shared, writer, group, keys, n, tiles & 1, lane)) {
+    if (produce_unit(p, shared, writer, group, token, n, tiles & 1, lane)) {
       n++;
       tiles += group.num * p.head_tiles;
     }
     group = next_group;
-    keys = next_keys;
+    token = next_token;
   }
   if (lane == 0) end_units(shared, writer, n);
 }
@@ -103,27 +109,30 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared, int lan
 __device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer,
                                         int tid) {
   const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
+  const uint32_t window_free = shared_address(&shared.window_free);
   SlotReader reader;
   int turn = 0;  // tiles of earlier units: tiles alternate between the warpgroups
 #pragma unroll 1
   for (int n = 0;; n++) {
-    if (n > 0) named_barrier(WINDOW_FREE + (consumer ^ 1), CONSUMER_THREADS);
+    if (n > 0) barrier_wait(window_free, (n - 1) & 1);
     if (!fill_window(p, shared, reader, n, consumer, tid)) break;
     const Unit& unit = shared.units[n % INFO_ENTRIES];
     const NanRows& nan_rows = shared.nan_rows[n % INFO_ENTRIES];
     const int num_tiles = unit.num_tiles, first_tile = unit.first_tile;
     const int mine = (consumer ^ turn) & 1;  // first tile of this warpgroup
     const int first_slot = reader.slot;
-    if (mine >= num_tiles) named_arrive(WINDOW_FREE + consumer, CONSUMER_THREADS);
+    if (mine >= num_tiles) barrier_arrive(window_free);
     reader.skip(NUM_SLABS * mine);
 #pragma unroll 1
     for (int t = mine; t < num_tiles; t += CONSUMERS) {
-      const Tile tile = load_tile(p, first_tile + t, unit.keys[t / p.head_tiles], head, lane);
+      const Token token = unit.tokens[t / p.head_tiles];
+      const Tile tile = load_tile(p, first_tile + t, token.keys, head);
+      const RotationDigits digits = load_rotation(p, token.position, lane);
       float s[SCORES];
       scores_of_tile(s, shared.tile, reader, consumer);
       reader.skip(NUM_SLABS);  // the other warpgroup's
-      const int window_free = t + CONSUMERS < num_tiles ? 0 : WINDOW_FREE + consumer;
-      finish_tile<OUT_PARTS>(p, shared.tile, s, tile, nan_rows, window_free, 0, tid);
+      finish_tile<OUT_PARTS>(p, shared.tile, s, tile, digits, nan_rows,
+                             t + CONSUMERS < num_tiles ? 0 : window_free, 0, tid);
     }
     reader.slot = first_slot;
     reader.skip(NUM_SLABS * num_tiles);
@@ -142,7 +151,7 @@ window_decode_sm90(const __grid_constant__ Params p) {
     prefetch_tensor_map(&p.q_map);
     prefetch_tensor_map(&p.out_map);
   }
-  prepare_shared(shared, tid);
+  prepare_shared(shared, tid, CONSUMER_THREADS);
   __syncthreads();
 
   if (warpgroup == CONSUMERS) {

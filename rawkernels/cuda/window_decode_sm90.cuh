@@ -19,35 +19,43 @@ static_assert(CHUNK_ROWS == 15 && NUM_BLOCKS == 16, "16 threads for the rows of 
 static_assert(WARPGROUP_THREADS == 16 * NUM_BLOCKS / 2, "a thread has two blocks of a chunk");
 static_assert((INFO_ENTRIES & (INFO_ENTRIES - 1)) == 0, "indices are masked");
 
-// Ids of the named barriers.
-constexpr int WINDOW_READY = 1;  // the window of a unit is dequantized
-constexpr int WINDOW_FREE = 2;   // and + 1: it is no longer read
-
 // A unit, written by the producer. num_tiles 0 says that there is none left.
 struct Unit {
   int first_tile;  // token * head_tiles + tile of heads
   int num_tiles;
   int first_part;              // of the output, for window_decode_sm90_small
   int first_row, num_rows;     // ring rows that a token of the unit may see; they wrap
-  int2 keys[MAX_UNIT_TOKENS];  // of each token: row of its oldest key, number of keys
+  Token tokens[MAX_UNIT_TOKENS];
 };
 
 struct Shared {
   TileShared tile;
   Unit units[INFO_ENTRIES];
   NanRows nan_rows[INFO_ENTRIES];
-  uint64_t first_queries_full;  // window_decode_sm90_small only
+  uint64_t window_ready;             // all consumers have written the window of a unit
+  uint64_t window_free;              // those that read it last have done so
+  uint64_t first_queries_full;       // window_decode_sm90_small only
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for less");
 
 // Thread `tid` of the block prepares barriers and constant rows. Followed by __syncthreads.
-__device__ __forceinline__ void prepare_shared(Shared& shared, int tid) {
-  if (tid == CONSUMER_THREADS) barrier_init(shared_address(&shared.first_queries_full), 1);
+// window_readers: threads that arrive at window_free for each window.
+__device__ __forceinline__ void prepare_shared(Shared& shared, int tid, int window_readers) {
+  if (tid == CONSUMER_THREADS) {
+    barrier_init(shared_address(&shared.window_ready), CONSUMER_THREADS);
+    barrier_init(shared_address(&shared.window_free), window_readers);
+    barrier_init(shared_address(&shared.first_queries_full), 1);
+  }
   if (tid < INFO_ENTRIES) shared.nan_rows[tid] = NanRows{};
   prepare_tiles(shared.tile, tid);
 }
 
 // ---- the producer's side
+
+// A token's entry of the plan: its offset_len in `keys`, not yet looked at.
+__device__ __forceinline__ Token load_token(const Params& p, int token) {
+  return {__ldg(p.offset_len + token), p.rope_table == nullptr ? 0 : __ldg(p.positions + token)};
+}
 
 // Visible keys of a token as (ring row of the oldest, number), with the token's state slot in
 // `state_id`. (0, 0) where there are none or the plan points outside the slab.
@@ -218,9 +226,10 @@ __device__ __forceinline__ bool fill_window(const Params& p, Shared& shared,
   reader.slot = first_slot;
   reader.skip(p.num_chunks);
   fence_async_proxy();
-  named_barrier(WINDOW_READY, CONSUMER_THREADS);
+  barrier_arrive(shared_address(&shared.window_ready));
+  barrier_wait(shared_address(&shared.window_ready), n & 1);
   // The entry of unit n + 2: nobody reads it any more, and nobody writes it before the next
-  // WINDOW_READY.
+  // window is ready.
   if (tid == 0) shared.nan_rows[(n + 2) % INFO_ENTRIES] = NanRows{};
   return true;
 }

@@ -28,18 +28,17 @@
 static_assert(OUT_PARTS % COLUMN_SPLITS == 0, "whole parts of 128 columns");
 constexpr int PARTS = OUT_PARTS / COLUMN_SPLITS;
 constexpr int QUERY_STEPS = HEAD_DIM / 16;  // steps of 16 columns of S = Q K^T
-constexpr int OWN_TILE_LEFT = WINDOW_FREE + CONSUMERS;  // and + 1: named barrier of one warpgroup
 
-__device__ __forceinline__ int2 load_keys(const Params& p, int unit) {
-  if (unit >= p.num_units) return make_int2(0, 0);
-  return __ldg(p.offset_len + unit / COLUMN_SPLITS / p.head_tiles);
+__device__ __forceinline__ Token token_of_unit(const Params& p, int unit) {
+  if (unit >= p.num_units) return {make_int2(0, 0), 0};
+  return load_token(p, unit / COLUMN_SPLITS / p.head_tiles);
 }
 
 // One thread. Items in their order of use: the records of the first tile, then for each further
 // tile its queries and its records, at last an empty tile.
 __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   int n = 0;
-  int2 offset_len = load_keys(p, blockIdx.x);
+  Token token = token_of_unit(p, blockIdx.x);
   wait_for_previous_kernel();
   let_next_kernel_start();
 
@@ -47,11 +46,12 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
   const uint32_t first_full = shared_address(&shared.first_queries_full);
 #pragma unroll 1
   for (int id = blockIdx.x; id < p.num_units; id += gridDim.x) {
-    const int2 next = load_keys(p, id + gridDim.x);
+    const Token next = token_of_unit(p, id + gridDim.x);
     const int tile = id / COLUMN_SPLITS;
     int state_id;
-    const int2 keys = visible_keys(p, offset_len, state_id);
-    offset_len = next;
+    const int2 keys = visible_keys(p, token.keys, state_id);
+    const int position = token.position;
+    token = next;
     if (keys.y == 0) continue;
     Unit& unit = shared.units[n % INFO_ENTRIES];  // of a tile that both warpgroups have left
     unit.first_tile = tile;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     unit.first_part = id % COLUMN_SPLITS * PARTS;
     unit.first_row = keys.x;
     unit.num_rows = keys.y;
-    unit.keys[0] = keys;
+    unit.tokens[0] = {keys, position};
     if (n == 0) {
       barrier_expect(first_full, NUM_SLABS * SLOT_BYTES);
 #pragma unroll 1
@@ -78,6 +78,13 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
     writer.next();
   }
   end_units(shared, writer, n);
+}
+
+// For all tiles of the block, by one warp: plans and tables are older than the kernel before.
+__device__ __forceinline__ void prefetch_rotations(const Params& p, int lane) {
+  if (p.rope_table == nullptr) return;
+  for (int id = blockIdx.x; id < p.num_units; id += gridDim.x)
+    prefetch_rotation(p, token_of_unit(p, id).position, lane);
 }
 
 // The queries of tile n of the block into registers, as A operands of S = Q K^T.
@@ -107,25 +114,26 @@ __device__ __forceinline__ void take_queries(uint32_t (&q)[QUERY_STEPS][4], Shar
 __device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer,
                                         int tid) {
   const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
+  // Before window n is filled: at first the queries in it are taken, then tile n - 1 is done.
+  const uint32_t window_free = shared_address(&shared.window_free);
   SlotReader reader;
 #pragma unroll 1
   for (int n = consumer;; n += CONSUMERS) {
-    // ---- the other warpgroup's tile; the window is free once all of this one have left theirs
-    if (n == 1) named_barrier(WINDOW_FREE, CONSUMER_THREADS);
-    if (n > 1) {
-      named_barrier(OWN_TILE_LEFT + consumer, WARPGROUP_THREADS);
-      reader.skip(NUM_SLABS);
+    // ---- the other warpgroup's tile
+    if (n > 0) {
+      barrier_wait(window_free, (n - 1) & 1);
+      if (n > 1) reader.skip(NUM_SLABS);  // its queries
+      if (!fill_window(p, shared, reader, n - 1, consumer, tid)) break;
     }
-    if (n > 0 && !fill_window(p, shared, reader, n - 1, consumer, tid)) break;
-    // ---- its own tile; the window is free once the other one has left its tile, or at first once
-    // the queries in it are taken
+    // ---- its own tile
     uint32_t q[QUERY_STEPS][4];
     take_queries(q, shared, reader, n, consumer, tid);
-    named_barrier(WINDOW_FREE, CONSUMER_THREADS);
+    if (n == 0) barrier_arrive(window_free);
+    barrier_wait(window_free, n & 1);
     if (!fill_window(p, shared, reader, n, consumer, tid)) break;
 
     const Unit& unit = shared.units[n % INFO_ENTRIES];
-    const Tile tile = load_tile(p, unit.first_tile, unit.keys[0], head, lane);
+    const Tile tile = load_tile(p, unit.first_tile, unit.tokens[0].keys, head);
     float s[SCORES];
     const uint32_t keys = descriptor(shared_address(shared.tile.window));
     products_begin();
@@ -136,8 +144,10 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     products_commit();
     products_wait<0>();
     products_ready(s);
-    finish_tile<PARTS>(p, shared.tile, s, tile, shared.nan_rows[n % INFO_ENTRIES], WINDOW_FREE,
-                       unit.first_part, tid);
+    // Not before: the registers hold queries and S until here.
+    const RotationDigits digits = load_rotation(p, unit.tokens[0].position, lane);
+    finish_tile<PARTS>(p, shared.tile, s, tile, digits, shared.nan_rows[n % INFO_ENTRIES],
+                       window_free, unit.first_part, tid);
   }
   if (lane == 0) wait_stores_done();
 }
@@ -152,7 +162,7 @@ window_decode_sm90_small(const __grid_constant__ Params p) {
     prefetch_tensor_map(&p.q_map);
     prefetch_tensor_map(&p.out_map);
   }
-  prepare_shared(shared, tid);
+  prepare_shared(shared, tid, WARPGROUP_THREADS);
   __syncthreads();
 
   if (warpgroup == CONSUMERS) {
@@ -161,6 +171,7 @@ window_decode_sm90_small(const __grid_constant__ Params p) {
     if (warp == 0) {
       if (lane == 0) produce(p, shared);
     } else {
+      if (warp == 1) prefetch_rotations(p, lane);
       wait_for_previous_kernel();
       zero_blind_tokens(p, warp - 1, lane);
     }

@@ -33,7 +33,7 @@ static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS) 
 struct Shared {
   TileShared tile;
   NanRows nan_rows;                     // of the window; `any` stays once it is set
-  int2 keys[TOKEN_ENTRIES];             // of announced tokens: row of the oldest key, their number
+  Token tokens[TOKEN_ENTRIES];          // that are announced
   uint64_t rows_ready[TOKEN_ENTRIES];   // all writers have arrived: the token's keys are there
   uint64_t rows_read[TOKEN_ENTRIES];    // all consumers of the token have arrived
 };
@@ -182,9 +182,11 @@ __device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Rang
   for (int n = 0; n < range.num; n++) {
     const int token = range.first + n, entry = n % TOKEN_ENTRIES;
     const Keys keys = keys_of(p, pivots, position);
+    const int token_position = position;
     const int next = min(n + 1, range.num - 1) + range.first;
     pivots = load_pivots(p, next);
     position = __ldg(p.positions + next);
+    if (writer == 0) prefetch_rotation(p, token_position, lane);
     const bool new_sequence = token >= seq_end;
     while (token >= seq_end) seq_end = __ldg(p.cu_seqlens_q + ++seq + 1);
     if ((n == 0 || new_sequence) && seq_end < range.first + range.num && writer == 0 && lane == 0)
@@ -202,7 +204,8 @@ __device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Rang
       const int row = newest < p.ring_len ? newest : newest - p.ring_len;
       if (row % NUM_WRITERS == writer) write_row(shared, load_row(p, keys, row, lane), row, lane);
     }
-    if (writer == 0 && lane == 0) shared.keys[entry] = make_int2(keys.first_row, keys.num);
+    if (writer == 0 && lane == 0)
+      shared.tokens[entry] = {make_int2(keys.first_row, keys.num), token_position};
     fence_async_proxy();
     barrier_arrive(shared_address(shared.rows_ready + entry));
   }
@@ -229,11 +232,13 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, Range r
     for (; tokens_ready <= n; tokens_ready++)
       barrier_wait(shared_address(shared.rows_ready + tokens_ready % TOKEN_ENTRIES),
                    tokens_ready / TOKEN_ENTRIES & 1);
-    const Tile tile = load_tile(p, first_tile + t, shared.keys[entry], head, lane);
+    const Token token = shared.tokens[entry];
+    const Tile tile = load_tile(p, first_tile + t, token.keys, head);
+    const RotationDigits digits = load_rotation(p, token.position, lane);
     float s[SCORES];
     scores_of_tile(s, shared.tile, reader, consumer);
     reader.skip(NUM_SLABS);
-    finish_tile<OUT_PARTS>(p, shared.tile, s, tile, shared.nan_rows, 0, 0, tid);
+    finish_tile<OUT_PARTS>(p, shared.tile, s, tile, digits, shared.nan_rows, 0, 0, tid);
     barrier_arrive(shared_address(shared.rows_read + entry));
   }
   if (lane == 0) wait_stores_done();
