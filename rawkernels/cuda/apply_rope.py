@@ -10,8 +10,8 @@ from ..device.module import check_current_device, device_pointer, get_kernel
 from .rope_tables import device_rope_table
 from .widths import MAX_PIECE_BYTES, is_vector_aligned
 
-THREADS = 256
-BLOCK_VECTORS = 4 * THREADS  # 16-byte vectors of a thread block
+THREADS = 128
+TARGET_VECTORS = 2 * THREADS  # vectors of a thread block: two a thread
 
 PARAMS = ParamsStruct(
     "ApplyRopeParams",
@@ -22,7 +22,6 @@ PARAMS = ParamsStruct(
         ("table", "const double*"),
         ("num_heads", "int32_t"),
         ("head_groups", "int32_t"),
-        ("group_heads", "int32_t"),
         ("inverse", "int32_t"),
     ),
     docs=(
@@ -30,7 +29,7 @@ PARAMS = ParamsStruct(
         ("out", "like x; may be x"),
         ("positions", "[num_tokens]"),
         ("table", "[ROPE_TABLE_ROWS, ROPE_DIMS / 2, 2]"),
-        ("head_groups", "thread blocks of one token, group_heads heads each"),
+        ("head_groups", "thread blocks of one token"),
     ),
 )
 
@@ -41,12 +40,14 @@ def rope_macros(head_dim: int, rope: Rope, item_bytes: int, aligned: bool = True
     adjacent = rope.pairing == "adjacent"
     sides = (head_dim, head_dim - rope.dims, rope.dims if adjacent else rope.num_pairs)
     whole = aligned and all(side % vector == 0 for side in sides)
+    lane_dims = vector if whole else 1
     return macro_set(
+        LAUNCH_GROUP_HEADS=max(TARGET_VECTORS * lane_dims // head_dim, 1),  # rounded down
         HEAD_DIM=head_dim,
         ROPE_DIMS=rope.dims,
         ROPE_ADJACENT=int(adjacent),
         X_BF16=int(item_bytes == 2),
-        LANE_DIMS=vector if whole else 1,
+        LANE_DIMS=lane_dims,
     )
 
 
@@ -73,9 +74,7 @@ def apply_rope(
 
     num_tokens, num_heads, head_dim = x.shape
     macros = rope_macros(head_dim, rope, x.dtype.itemsize, is_vector_aligned(x, out))
-    vectors = div_ceil(head_dim, dict(macros)["LANE_DIMS"])
-    group_heads = max(BLOCK_VECTORS // vectors, 1)  # rounded down: whole heads
-    head_groups = div_ceil(num_heads, group_heads)
+    head_groups = div_ceil(num_heads, dict(macros)["LAUNCH_GROUP_HEADS"])
     grid = (num_tokens * head_groups,)
 
     params = PARAMS.pack(
@@ -85,7 +84,6 @@ def apply_rope(
         table=device_pointer(device_rope_table(rope)),
         num_heads=num_heads,
         head_groups=head_groups,
-        group_heads=group_heads,
         inverse=int(inverse),
     )
 
