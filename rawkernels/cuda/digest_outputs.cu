@@ -32,8 +32,11 @@ __device__ __forceinline__ uint4 load_elements(const uint16_t* row, int e, int w
   }
 }
 
-__device__ __forceinline__ uint64_t term(PairKey key, uint32_t word, uint32_t a, uint32_t b) {
-  return (uint64_t)(a + pair_hash(key, word)) * (b + pair_hash(key, word + 1));
+// Words `word` and `word` + 1, with values a and b; 0 behind the row's end, without a branch.
+__device__ __forceinline__ uint64_t term(PairKey key, uint32_t word, uint32_t a, uint32_t b,
+                                         bool inside) {
+  uint32_t first = inside ? a + pair_hash(key, word) : 0;
+  return (uint64_t)first * (b + pair_hash(key, word + 1));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -48,14 +51,14 @@ digest_outputs(const __grid_constant__ DigestParams p) {
   for (int r = 0; r < ROUNDS; r++)
     raw[r] = load_elements(row, begin + r * THREADS * VECTOR_ELEMENTS, p.width);
 
-  PairKey key = pair_key(splitmix64(p.layer));
+  PairKey key = pair_key(p.layer_key);
   uint64_t sum = 0;
 #pragma unroll
   for (int r = 0; r < ROUNDS; r++) {
     int e = begin + r * THREADS * VECTOR_ELEMENTS;
     uint32_t word = (uint32_t)(e / 2);
-    if (e < p.width) sum += term(key, word, raw[r].x, raw[r].y);
-    if (e + VECTOR_ELEMENTS / 2 < p.width) sum += term(key, word + 2, raw[r].z, raw[r].w);
+    sum += term(key, word, raw[r].x, raw[r].y, e < p.width);
+    sum += term(key, word + 2, raw[r].z, raw[r].w, e + VECTOR_ELEMENTS / 2 < p.width);
   }
 
   for (int distance = 16; distance > 0; distance /= 2)

@@ -1,5 +1,6 @@
 """Launcher of digest_outputs.cu."""
 
+from functools import cache
 from typing import Any
 
 from ...layouts.sizes import div_ceil
@@ -13,13 +14,14 @@ PARAMS = ParamsStruct(
     (
         ("out", "const uint16_t*"),
         ("digests", "uint64_t*"),
-        ("layer", "uint64_t"),
+        ("layer_key", "uint64_t"),
         ("width", "int32_t"),
         ("token_parts", "int32_t"),
     ),
     docs=(
         ("out", "bf16 [num_tokens, width]"),
         ("digests", "[num_tokens]"),
+        ("layer_key", "splitmix64(layer)"),
         ("token_parts", "thread blocks of a token"),
     ),
 )
@@ -32,6 +34,16 @@ DIGEST = KernelSource(
     macro_sets=tuple(macro_set(VECTOR=v, LAUNCH_PART_WIDTH=PART_WIDTH) for v in (1, 0)),
 )
 KERNELS = (DIGEST,)
+MASK64 = 2**64 - 1
+
+
+@cache
+def _layer_key(layer: int) -> int:
+    """splitmix64(layer), made here: the compiler would make it again for every term."""
+    z = (layer + 0x9E3779B97F4A7C15) & MASK64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK64
+    return z ^ z >> 31
 
 
 def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) -> None:
@@ -47,7 +59,7 @@ def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) ->
     params = PARAMS.pack(
         out=device_pointer(out),
         digests=device_pointer(digests),
-        layer=layer,
+        layer_key=_layer_key(layer),
         width=width,
         token_parts=token_parts,
     )
