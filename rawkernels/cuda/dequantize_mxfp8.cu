@@ -50,6 +50,24 @@ typedef UnitOf<LANE_ELEMENTS>::type Unit;  // the elements of a lane
 __device__ __forceinline__ uint32_t word_of(uint32_t unit, int) { return unit; }
 __device__ __forceinline__ uint32_t word_of(uint2 unit, int i) { return i == 0 ? unit.x : unit.y; }
 
+// 16 bytes of results.
+__device__ __forceinline__ void to_bits(const float (&y)[4], uint32_t (&bits)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) bits[i] = __float_as_uint(y[i]);
+}
+__device__ __forceinline__ void to_bits(const float (&y)[8], uint32_t (&bits)[4]) {
+  float sum = 0.0f;  // NaN where an element is
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    bits[i] = pack_bf16(y[2 * i], y[2 * i + 1]);
+    sum += y[2 * i] + y[2 * i + 1];
+  }
+  if (sum == sum) return;  // else the NaNs have to be BF16_NAN, which the instruction's are not
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    bits[i] = (uint32_t)float_bf16(y[2 * i]) | (uint32_t)float_bf16(y[2 * i + 1]) << 16;
+}
+
 // Rows are whole blocks, so the array is one run of blocks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 dequantize_mxfp8(const __grid_constant__ DequantizeParams p) {
@@ -74,18 +92,12 @@ dequantize_mxfp8(const __grid_constant__ DequantizeParams p) {
     int block = r * ROUND_BLOCKS + block_of_lane;
     float scale = scale_value(__shfl_sync(0xFFFFFFFFu, code, block));
     if (block >= left) continue;
-    uint32_t bits[4];  // 16 bytes of results
+    float y[LANE_ELEMENTS];
 #pragma unroll
-    for (int i = 0; i < LANE_ELEMENTS; i++) {
-      float y = e4m3_decode((word_of(raw[r], i / 4) >> (8 * (i % 4))) & 0xFF) * scale;
-      if constexpr (!OUT_BF16) {
-        bits[i] = __float_as_uint(y);
-      } else if (i % 2 == 0) {
-        bits[i / 2] = float_bf16(y);
-      } else {
-        bits[i / 2] |= (uint32_t)float_bf16(y) << 16;
-      }
-    }
+    for (int i = 0; i < LANE_ELEMENTS; i++)
+      y[i] = e4m3_decode((word_of(raw[r], i / 4) >> (8 * (i % 4))) & 0xFF) * scale;
+    uint32_t bits[4];
+    to_bits(y, bits);
     int64_t to = at + r * 32 * LANE_ELEMENTS;  // element
     *(uint4*)(p.out + to * (16 / LANE_ELEMENTS)) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
   }
