@@ -157,10 +157,6 @@ inline void check_box(const TensorMap& map, int x, int y, uint32_t shared) {
   CHECK(x + BOX_ROW_BYTES / 2 <= long(map.words[2]) && y + map.words[3] <= map.words[1]);
 }
 inline void prefetch_tensor_map(const TensorMap*) {}
-inline void prefetch_line(const void* from) {
-  static volatile uint8_t seen;
-  seen = *static_cast<const uint8_t*>(from);  // faults outside of an array
-}
 inline void copy_tile(uint32_t to, const TensorMap* given, int x, int y, uint32_t barrier) {
   const TensorMap map = *given;
   const uint32_t bytes = uint32_t(map.words[3]) * BOX_ROW_BYTES;

@@ -63,10 +63,6 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
 __device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
-// Asks for the 128-byte line of an address to be brought into L2.
-__device__ __forceinline__ void prefetch_line(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
-}
 // The map's box at column x, row y, from global to shared memory.
 __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap* map, int x, int y,
                                           uint32_t barrier) {

@@ -2,6 +2,7 @@
 // rotation, stores.
 #pragma once
 #include "latent_window_sm90.cuh"
+#include "memory.cuh"
 
 constexpr int SCORES = KEY_ROWS / 2;       // registers of S a thread: 2 heads x 34 rows of keys
 constexpr int OUT_PART_COLUMNS = 128;      // columns of O at a time

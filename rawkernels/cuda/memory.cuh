@@ -34,6 +34,13 @@ __device__ __forceinline__ uint32_t load_early(const uint32_t* p) {
 __device__ __forceinline__ uint16_t load_early(const uint16_t* p) { return __ldg(p); }
 __device__ __forceinline__ uint8_t load_early(const uint8_t* p) { return __ldg(p); }
 
+// Asks for the line of an address to be brought into L2.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 // Writes WORDS words to `to`, which is a multiple of BYTES, in pieces of BYTES.
 template <int BYTES, int WORDS>
 __device__ __forceinline__ void store_words(uint8_t* to, const uint32_t (&words)[WORDS]) {

@@ -11,8 +11,8 @@ __device__ __forceinline__ double2 turn(double2 a, double2 b) {
                       __dadd_rn(__dmul_rn(a.x, b.y), __dmul_rn(a.y, b.x)));
 }
 
-// The table's entries whose product is a rotation: one for each digit of the position. Where nothing
-// is rotated they stay 1.
+// The entries of the table whose product is a rotation, one for each digit of the position. Where
+// nothing is rotated they stay 1.
 struct RotationDigits {
   double2 coarse = {1.0, 0.0}, middle = {1.0, 0.0}, fine = {1.0, 0.0};
 };
