@@ -22,8 +22,8 @@ from ..schedules.batch import Batch, BatchArrays, HostBatch, PlanKey
 from .pinned import PinnedPair
 
 BUFFER_ALIGN = 256  # bytes between the starts of arrays in one buffer
-# Rows of the token block, and what a padding token has in each.
-TOKEN_ROWS = ("token_ids", "positions", "token_state_ids", "swa_valid_start")
+# What a padding token has in each row of the token block: token_ids, positions, token_state_ids,
+# swa_valid_start.
 PADDING = np.array([[0], [0], [-1], [0]], np.int32)
 
 

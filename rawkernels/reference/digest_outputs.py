@@ -7,8 +7,7 @@ import numpy as np
 from ..checks import check_digest_outputs
 from .activation_hash import pair_hashes, splitmix64
 
-WORD_ELEMENTS = 2  # bf16 elements of a 32-bit word, the first in the lower half
-TERM_ELEMENTS = 4  # a term multiplies two words
+TERM_ELEMENTS = 4  # a term multiplies two words of two bf16 elements, the first the lower half
 
 
 def digest_outputs(out: Any, layer: int, digests: Any, *, stream: Any = None) -> None:
