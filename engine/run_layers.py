@@ -61,10 +61,11 @@ class LayerRunner:
         engine, size = self.engine, batch.num_tokens
         buffers = engine.run_buffers()
         q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+        lse = engine.tools.workspace.lse[:size]
         for layer in range(len(engine.cfg.layers)):
             self._fill(layer, batch, q, kv, out)
-            engine.attend(layer, batch, q, kv, out)
-            self._keep(layer, out, log)
+            engine.attend(layer, batch, q, kv, out, lse)
+            self._keep(layer, out, lse, log)
 
     def _decode(self, batch: Batch, step: StepArrays, log: Any, *, sample: bool) -> None:
         """The step in its fixed buffers: replayed, or called."""
@@ -96,15 +97,15 @@ class LayerRunner:
         for layer in engine.cfg.layers[:num_layers]:
             self._fill(layer.id, step.batch, q, kv, out)
             attend_layer(engine.tools, layer, step.batch, q, kv, out, lse)
-            self._keep(layer.id, out, step.digests)
+            self._keep(layer.id, out, lse, step.digests)
 
     def _fill(self, layer: int, batch: Batch, q: Any, kv: Any, out: Any) -> None:
         with self.engine.tools.watch.op(f"{self.source.kind}_activations", layer, len(q)):
             self.source.fill(layer, batch, q, kv, out)
 
-    def _keep(self, layer: int, out: Any, digests: Any) -> None:
+    def _keep(self, layer: int, out: Any, lse: Any, digests: Any) -> None:
         """The sampled outputs of a layer, and its digests; draft layers have none."""
-        self.capture.take(layer, out)
+        self.capture.take(layer, out, lse)
         cfg, tools = self.engine.cfg, self.engine.tools
         if layer < cfg.num_layers:
             flat = out.reshape(len(out), cfg.num_q_heads * cfg.head_dim)

@@ -1,4 +1,4 @@
-"""Which query tokens `--verify` looks at, and their outputs as the run made them."""
+"""Which query tokens `--verify` looks at, and what the run made of them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +40,9 @@ class Seen:
 
 @dataclass
 class Capture:
-    """Outputs of sampled tokens, copied on the engine's device as the run makes them, and in a
-    stacked run the outputs of the layer before over all positions that the token may see.
+    """Outputs and log-sum-exps of sampled tokens, copied on the engine's device as the run makes
+    them, and in a stacked run the outputs of the layer before over all positions that the token may
+    see.
 
     A position may be computed more than once (a rejected draft, a preemption); the last one stays,
     as it does in the ring.
@@ -50,6 +51,7 @@ class Capture:
     memory: Memory
     samples: list[Sample]
     outputs: Any  # uint16 [num_samples, num_q_heads, head_dim] on the device
+    lses: Any  # float32 [num_samples, num_q_heads] on the device
     inputs: Any  # uint16 [num_samples, input rows, num_q_heads, head_dim], or None
     reach: tuple[int, int]  # positions before and after a sample's own that have input rows
     by_request: dict[str, list[int]]
@@ -91,10 +93,12 @@ class Capture:
             tokens = slice(first_token + low - start, first_token + high - start)
             self.input_hits.setdefault(sample.layer - 1, []).append((i, rows, tokens))
 
-    def take(self, layer: int, out: Any) -> None:
-        """Copies the rows that are wanted of a layer's output [T, num_q_heads, head_dim]."""
+    def take(self, layer: int, out: Any, lse: Any) -> None:
+        """Copies the rows that are wanted of a layer's output [T, num_q_heads, head_dim] and
+        log-sum-exp [T, num_q_heads]."""
         for i, token in self.hits.get(layer, ()):
             self.outputs[i] = out[token]
+            self.lses[i] = lse[token]
         for i, rows, tokens in self.input_hits.get(layer, ()):
             self.inputs[i, rows] = out[tokens]
 
@@ -120,7 +124,8 @@ def open_capture(samples: list[Sample], cfg: Config, memory: Memory) -> Capture:
     if cfg.run.activations == "stacked":
         inputs = memory.empty((len(samples), sum(reach) + 1, *heads), np.uint16)
     outputs = memory.empty((len(samples), *heads), np.uint16)
-    return Capture(memory, samples, outputs, inputs, reach, by_request)
+    lses = memory.empty((len(samples), cfg.num_q_heads), np.float32)
+    return Capture(memory, samples, outputs, lses, inputs, reach, by_request)
 
 
 def choose_samples(

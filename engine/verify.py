@@ -1,13 +1,13 @@
-"""`--verify`: outputs of a run against the float64 reference.
+"""`--verify`: outputs and log-sum-exps of a run against the float64 reference.
 
 Nothing of the run's state is trusted: for each sampled query token the request's history is made
 again from its tokens and the activation source, encoded by the reference, and attended in float64
-over every key that the token may see. The bound is that of `rawkernels/reference/bound.py`.
+over every key that the token may see. The bounds are those of `rawkernels/reference/bound.py`.
 
 In a stacked run the inputs of a layer are the outputs of the layer before, so a sample is computed
 again from those outputs as the run made them. Every layer has its own tight check then. Some
 samples of the first layers are computed from layer 0 up as well, exactly and with what tensor cores
-are given, so that the bound grows through the layers as the error does.
+are given, so that the bound grows through the layers as the error does (outputs alone).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,12 @@ from ..layouts.config import Config, LayerConfig
 from ..layouts.plans import PrefillPlan
 from ..rawkernels.memory import Memory
 from ..rawkernels.operations import Operations, load_operations
-from ..rawkernels.reference.bound import attention_bound, expected_prefill
+from ..rawkernels.reference.bound import (
+    Expected,
+    attention_bound,
+    expected_prefill,
+    lse_bound,
+)
 from ..rawkernels.reference.window_prefill import window_prefill
 from ..schedules.plan_prefill import plan_prefill
 from .activations import ActivationSource, seeded_sinks
@@ -30,23 +35,28 @@ from .samples import Capture, Sample, Seen
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sample that came closest to its bound, or went furthest past it."""
+    """Error and bound of the sample that came closest to its bounds, or furthest past them, and
+    of the log-sum-exp that did."""
 
     checked: int
     worst_error: float
     bound: float
+    worst_lse_error: float
+    lse_bound: float
     passed: bool
     worst_sample: Sample | None
 
     def as_report(self) -> dict:
         fraction = self.worst_error / self.bound if self.bound > 0 else None
-        finite = np.isfinite(self.worst_error)
+        finite, lse_finite = np.isfinite(self.worst_error), np.isfinite(self.worst_lse_error)
         sample = self.worst_sample
         return {
             "checked": self.checked,
             "worst_error": self.worst_error if finite else None,
             "bound": self.bound,
             "worst_fraction": fraction if finite else None,
+            "worst_lse_error": self.worst_lse_error if lse_finite else None,
+            "lse_bound": self.lse_bound,
             "passed": self.passed,
             "worst_sample": None
             if sample is None
@@ -60,17 +70,28 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """One sample's error and bound; a NaN where the reference has none counts as infinite."""
+    """Errors and bounds of one sample's output and log-sum-exp (both 0 where it is not looked at);
+    a NaN where the reference has none counts as infinite."""
 
     sample: Sample
     error: float
     bound: float
+    lse_error: float = 0.0
+    lse_bound: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.bound and self.lse_error <= self.lse_bound
 
     @property
     def fraction(self) -> float:
-        if self.error <= self.bound:
-            return self.error / self.bound if self.bound > 0 else 0.0
-        return self.error / self.bound if self.bound > 0 else np.inf
+        return max(_share(self.error, self.bound), _share(self.lse_error, self.lse_bound))
+
+
+def _share(error: float, bound: float) -> float:
+    if bound > 0:
+        return error / bound
+    return 0.0 if error <= bound else np.inf
 
 
 def verify_capture(
@@ -84,30 +105,48 @@ def verify_capture(
     """Checks every captured sample. `tokens_of(id, n)` gives the first n tokens of a request,
     int32; `sinks` are the engine's, where they are not the seeded ones."""
     outputs = memory.to_host(capture.outputs).view(ml_dtypes.bfloat16)
+    lses = memory.to_host(capture.lses)
     sinks = seeded_sinks(cfg) if sinks is None else sinks
     judge = Judge(cfg, load_operations("reference"), source, sinks, tokens_of)
     checks: list[Check] = []
     for i in sorted(capture.seen):
-        exact, bound = judge.from_inputs(capture, i)
-        checks.append(_check(capture.samples[i], outputs[i], exact, bound))
+        expected = judge.from_inputs(capture, i)
+        checks.append(
+            Check(
+                capture.samples[i],
+                _output_error(outputs[i], expected.out[0]),
+                attention_bound(expected.out, expected.rounded),
+                _largest_error(lses[i], expected.lse[0]),
+                lse_bound(expected.lse),
+            )
+        )
     ground = [i for i in sorted(capture.seen) if capture.samples[i].whole_stack]
     for i, (exact, bound) in zip(
         ground, judge.from_layer_0([capture.samples[i] for i in ground]), strict=True
     ):
-        checks.append(_check(capture.samples[i], outputs[i], exact, bound))
+        checks.append(Check(capture.samples[i], _output_error(outputs[i], exact), bound))
     return _verdict(checks)
 
 
-def _check(sample: Sample, output: np.ndarray, exact: np.ndarray, bound: float) -> Check:
-    return Check(sample, _largest_error(output.astype(np.float64), exact), bound)
+def _output_error(output: np.ndarray, exact: np.ndarray) -> float:
+    """Largest error of bf16 outputs."""
+    return _largest_error(output.astype(np.float64), exact)
 
 
 def _verdict(checks: list[Check]) -> Verdict:
     if not checks:
-        return Verdict(0, 0.0, 0.0, False, None)
+        return Verdict(0, 0.0, 0.0, 0.0, 0.0, False, None)
     worst = max(checks, key=lambda check: check.fraction)
-    passed = all(check.error <= check.bound for check in checks)
-    return Verdict(len(checks), worst.error, worst.bound, passed, worst.sample)
+    worst_lse = max(checks, key=lambda check: _share(check.lse_error, check.lse_bound))
+    return Verdict(
+        checked=len(checks),
+        worst_error=worst.error,
+        bound=worst.bound,
+        worst_lse_error=worst_lse.lse_error,
+        lse_bound=worst_lse.lse_bound,
+        passed=all(check.passed for check in checks),
+        worst_sample=worst.sample,
+    )
 
 
 def visible_positions(layer: LayerConfig, position: int, seen: Seen) -> tuple[int, int]:
@@ -129,8 +168,8 @@ class Judge:
     sinks: list
     tokens_of: Callable[[str, int], np.ndarray]
 
-    def from_inputs(self, capture: Capture, i: int) -> tuple[np.ndarray, float]:
-        """Exact output float64 [num_q_heads, head_dim] of a sample, and its bound."""
+    def from_inputs(self, capture: Capture, i: int) -> Expected:
+        """What the reference says of a sample: arrays with one row."""
         sample, seen = capture.samples[i], capture.seen[i]
         layer = self.cfg.layers[sample.layer]
         first, last = visible_positions(layer, sample.position, seen)
@@ -147,7 +186,7 @@ class Judge:
             kv, positions, records, record_format=layer.record_format, rope=layer.rope
         )
         own = sample.position - first
-        expected = expected_prefill(
+        return expected_prefill(
             np.ascontiguousarray(q[own : own + 1]),
             *_one_query(records, sample.position, layer),
             layer.record_format,
@@ -155,7 +194,6 @@ class Judge:
             sink=self.sinks[sample.layer],
             rope_out=layer.rope if layer.inverse_rope_out else None,
         )
-        return expected.out[0], attention_bound(expected.out, expected.rounded)
 
     def from_layer_0(self, samples: list[Sample]) -> list[tuple[np.ndarray, float]]:
         """Exact output and bound of each sample (all of one request) from the whole stack below

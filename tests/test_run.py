@@ -1,5 +1,6 @@
 """Runs: verification, digests over schedules, traces and files, Ctrl-C, the command line."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -128,6 +129,27 @@ def test_verification_fails_where_the_rings_were_damaged(backend, activations):
         bad["verify"]["worst_error"] > bad["verify"]["bound"]
     )
     assert bad["digest"] != good["digest"]
+
+
+@pytest.mark.parametrize("name", ["window_decode", "window_prefill"])
+def test_verification_fails_where_a_log_sum_exp_is_wrong(backend, name):
+    """Every lse of decode (or prefill) is 0.02 too large, no output is wrong: --verify says no, and
+    its numbers say that it was the lse. The bound is 2^-12 of the largest score, below 0.01."""
+    with rs.Engine(tiny(), backend) as engine:
+        right = getattr(engine.tools.ops, name)
+
+        def wrong(*arguments, **options):
+            right(*arguments, **options)
+            lse = next(x for x in arguments if getattr(x, "dtype", None) == np.float32)
+            lse += np.float32(0.02)
+
+        ops = dataclasses.replace(engine.tools.ops, **{name: wrong})
+        engine.tools = dataclasses.replace(engine.tools, ops=ops)
+        verify = engine.run(TRACE, verify=True)["verify"]
+    assert verify["passed"] is False
+    assert verify["worst_lse_error"] == pytest.approx(0.02, abs=5e-3)
+    assert verify["worst_lse_error"] > 2 * verify["lse_bound"] > 0
+    assert verify["worst_error"] <= verify["bound"]
 
 
 def test_a_second_run_counts_from_zero():

@@ -115,14 +115,17 @@ def _verdict_line(verify: dict) -> str:
         return "not verified"
     if verify["checked"] == 0:
         return "verify: FAILED, no sampled output was computed"
-    error = verify["worst_error"]
-    worst = "not finite where the reference is" if error is None else f"{error:.3e}"
+    worst, worst_lse = (
+        "not finite where the reference is" if error is None else f"{error:.3e}"
+        for error in (verify["worst_error"], verify["worst_lse_error"])
+    )
     share = verify["worst_fraction"]
     percent = "" if share is None else f" ({100 * share:.0f}% of it)"
     word = "passed" if verify["passed"] else "FAILED"
     return (
         f"verify: {word}, {verify['checked']} outputs against float64 over their whole history; "
-        f"worst error {worst}, bound {verify['bound']:.3e}{percent}"
+        f"worst error {worst}, bound {verify['bound']:.3e}{percent}; "
+        f"log-sum-exp {worst_lse}, bound {verify['lse_bound']:.3e}"
     )
 
 
