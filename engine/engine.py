@@ -281,8 +281,8 @@ class Engine:
         finished     bool [num_seqs]    sequences that end here, max_new_tokens aside
 
         Layers that the caller left out of the batch count as missing for its sequences. Raises
-        BatchError for a batch that is not the open one, ArgumentError for values out of range (the
-        batch stays open then).
+        BatchError for a batch that is not the open one, ArgumentError for values out of range, such
+        as a token outside the vocabulary (the batch stays open then).
         """
         self._check_open("commit", batch)
         host, _ = self._open

@@ -18,7 +18,7 @@ class SchedulerLimits:
     max_decode_seqs   sequences of a decode batch
     tokens_per_step   query tokens of a sequence in a decode step: drafts + 1
     max_seq_len       tokens of a sequence, prompt and generated
-    vocab_size        prompt tokens are below it; None: any int32
+    vocab_size        tokens are below it, in prompts and at commit; None: any int32
     chunked_prefill   whether a prompt may be cut to the budget; if not, a prompt larger than the
                       budget runs alone
 

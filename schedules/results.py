@@ -26,13 +26,15 @@ def check_results(
     batch: HostBatch,
     due: np.ndarray,
     draft_columns: int,
+    vocab_size: int | None,
     accepted: Any,
     next_tokens: Any,
     drafts: Any,
     finished: Any,
 ) -> StepResults:
-    """Raises ArgumentError for a wrong shape, dtype or value. `due`: sequences whose next token is
-    expected, bool [num_seqs]; for the others the values given are not looked at."""
+    """Raises ArgumentError for a wrong shape, dtype or value, a token outside the vocabulary among
+    them. `due`: sequences whose next token is expected, bool [num_seqs]; for the others the next
+    tokens given are not looked at."""
     count = batch.num_seqs
     accepted = _integers("accepted", accepted, (count,))
     wrong = (accepted < 0) | (accepted > batch.num_drafts)
@@ -61,6 +63,8 @@ def check_results(
             )
         following = np.where(due, following, np.int32(-1))
     num_drafts, columns = _drafts(drafts, count, draft_columns)
+    _check_vocabulary("next_tokens", following, vocab_size, batch)
+    _check_vocabulary("drafts", columns, vocab_size, batch)
     if finished is None:
         ends = np.zeros(count, bool)
     else:
@@ -70,6 +74,19 @@ def check_results(
                 f"commit: finished is {ends.dtype} {ends.shape} but must be bool ({count},)"
             )
     return StepResults(accepted, following, num_drafts, columns, ends)
+
+
+def _check_vocabulary(
+    name: str, tokens: np.ndarray, vocab_size: int | None, batch: HostBatch
+) -> None:
+    """A token past the vocabulary would be refused in a prompt, and read past a table later."""
+    if vocab_size is None or not (tokens >= vocab_size).any():
+        return
+    at = tuple(np.argwhere(tokens >= vocab_size)[0].tolist())
+    raise ArgumentError(
+        f"commit: {name}[{', '.join(map(str, at))}]={tokens[at]} for request "
+        f"{batch.request_ids[at[0]]!r} but vocab_size={vocab_size}"
+    )
 
 
 def _drafts(drafts: Any, count: int, draft_columns: int) -> tuple[np.ndarray, np.ndarray]:

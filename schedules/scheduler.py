@@ -209,6 +209,7 @@ class Scheduler:
             flight.batch,
             due,
             self._draft_columns,
+            self.limits.vocab_size,
             accepted,
             next_tokens,
             drafts,

@@ -82,6 +82,31 @@ def test_wrong_results_change_nothing(change, message):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"next_tokens": [12, 50]}, r"next_tokens\[1\]=50 for request 'b' but vocab_size=50"),
+        ({"next_tokens": [2**31 - 1, 0]}, r"next_tokens\[0\]=2147483647 .* vocab_size=50"),
+        ({"drafts": [[1, -1], [49, 50]]}, r"drafts\[1, 1\]=50 for request 'b' but vocab_size=50"),
+    ],
+)
+def test_committed_tokens_lie_in_the_vocabulary(change, message):
+    """Vocabulary of 50: 49 is the last token at commit as in a prompt; 50 is refused with value and
+    limit, the batch stays in flight. What is not looked at (a prompt that goes on) may be any."""
+    s = Scheduler(limits(vocab_size=50, num_state_slots=3))
+    s.submit(rs.Request("a", [1, 2], 10))
+    s.submit(rs.Request("b", [49, 3], 10))
+    s.submit(rs.Request("c", [4] * 20, 10))  # 4 of its 20 fit the budget of 8
+    s.commit(s.next_batch(), [0] * 3, [49, 6, 1000], [[49], [-1], [-1]])
+    batch = s.next_batch()
+    right = {"accepted": [1, 0], "next_tokens": [0, 49], "drafts": [[1, -1], [49, 0]]}
+    with pytest.raises(ArgumentError, match=message):
+        s.commit(batch, **right | change)
+    s.commit(batch, **right)
+    assert s.outputs("a").tolist() == [49, 49, 0]
+    assert s.outputs("b").tolist() == [6, 49]
+
+
+@pytest.mark.parametrize(
     ("request_of", "message"),
     [
         (lambda: rs.Request("", [1], 1), "id=''"),
