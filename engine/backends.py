@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from ..layouts.errors import ArgumentError, BackendError
+from ..layouts.sizes import is_word
 
 BackendChoice = Literal["auto", "cuda", "cpu", "reference"]
 BACKEND_CHOICES = ("auto", "cuda", "cpu", "reference")
@@ -14,7 +15,7 @@ def choose_backend(wish: str, device: int = 0) -> str:
 
     Raises ArgumentError for another name, BackendError where "cuda" is asked for and cannot run.
     """
-    if wish not in BACKEND_CHOICES:
+    if not is_word(wish, BACKEND_CHOICES):
         raise ArgumentError(f"backend={wish!r} but must be one of {', '.join(BACKEND_CHOICES)}")
     if wish == "cuda":
         require_cuda(device)

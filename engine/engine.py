@@ -17,6 +17,7 @@ import numpy as np
 from ..layouts.config import Config
 from ..layouts.errors import ArgumentError, BatchError
 from ..rawkernels.arrays import BF16, as_array, empty_like_backend, is_cuda
+from ..rawkernels.checks import check_flag
 from ..rawkernels.memory import load_memory, refuse_too_large
 from ..rawkernels.operations import load_operations
 from ..schedules.batch import Batch, HostBatch, Request, with_plans
@@ -68,6 +69,7 @@ class Engine:
     ):
         if not isinstance(cfg, Config):
             raise ArgumentError(f"cfg is {type(cfg).__name__}; pass what load_config returns")
+        check_flag("Engine", "check_finite", check_finite)
         refuse_unsupported(cfg)
         self.cfg = cfg
         self.backend = choose_backend(backend, check_device_number(device))
@@ -226,7 +228,10 @@ class Engine:
         """Notes that a captured graph has attended `layers` (all of them where left out) of the
         open batch, as the calls of `attend` that were captured would have."""
         self._check_open("replayed", batch)
-        named = range(len(self.cfg.layers)) if layers is None else list(layers)
+        try:
+            named = range(len(self.cfg.layers)) if layers is None else list(layers)
+        except TypeError:
+            raise ArgumentError(f"replayed: layers={layers!r} but must be layer ids") from None
         for layer in () if layers is None else named:
             self._layer(layer)
         for layer in self._missing.keys() & set(named):
@@ -355,7 +360,8 @@ class Engine:
         if self._open is None:
             raise BatchError(f"{call}: no batch is open; call next_batch first")
         padded = None if self.open_step is None else self.open_step.batch
-        if batch is not self._open[1] and (batch is not padded or call == "commit"):
+        is_padded = batch is padded and padded is not None and call != "commit"
+        if batch is not self._open[1] and not is_padded:
             step = getattr(batch, "step", None)
             raise BatchError(
                 f"{call}: batch {step} is not the open one ({self._open[1].step}); a batch is used "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..layouts.config import Config
-from ..layouts.errors import ConfigError, RequestError, TraceError
+from ..layouts.errors import RequestError, TraceError
 from ..layouts.sizes import div_ceil
 from ..rawkernels.device.progress import progress_to
 from ..schedules.batch import Batch, Request
@@ -25,8 +25,9 @@ from .activation_source import ActivationSource
 from .activations import open_source
 from .digests import DigestLog, combine, open_digests
 from .progress import QUIET, Progress
-from .report import bytes_per_sequence, check_report_path, report_head, write_report
+from .report import bytes_per_sequence, report_head, write_report
 from .run_layers import DecodeGraphs, LayerRunner
+from .run_options import check_run_options, trace_list
 from .run_stats import RunStats, open_stats
 from .samples import choose_samples, open_capture
 from .timeline import write_timeline
@@ -98,19 +99,14 @@ def run_trace(
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
     what was done, and requests that were cut short are aborted. A second Ctrl-C raises
     KeyboardInterrupt, or skips the verification.
-    Before anything runs: OSError where the report cannot be written, TraceError for a bad trace,
+    Before anything runs: ArgumentError for an option of another kind, ConfigError where there is
+    nothing to verify, OSError where the report cannot be written, TraceError for a bad trace,
     RequestError for a request that `submit` would refuse, ActivationError where a recorded source
     lacks something.
     """
     if not engine.done:
         raise RequestError("run: the engine still has requests of its caller; finish them first")
-    if verify and engine.cfg.run.verify_samples == 0:
-        raise ConfigError(
-            f"{engine.cfg.path}: run.verify_samples is 0, so there is nothing to verify"
-        )
-    for path in (report_path, timeline_path):
-        if path is not None:
-            check_report_path(path)
+    check_run_options(engine.cfg, verify, report_path, timeline_path, graphs, progress, on_step)
     requests = load_requests(engine.cfg, trace)
     with engine.memory.scope():
         state = _open_run(engine, requests, verify, graphs)
@@ -164,10 +160,7 @@ def _trace_items(cfg: Config, trace: Any) -> list:
     if isinstance(trace, (str, Path)):
         return read_trace(trace, **caps)
     if trace is not None:
-        items = list(trace)
-        if not items:
-            raise TraceError("run: the list of requests is empty")
-        return items
+        return trace_list(trace)
     if limits.kind == "synthetic":
         return synthetic_trace(
             seed=cfg.run.seed,

@@ -5,16 +5,21 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import ArgumentError
+from ..layouts.sizes import is_count, is_word
 from ..layouts.slots import SLAB_ALIGN, SlotLayout
 from ..rawkernels.memory import Memory, load_memory, refuse_too_large
+from .backends import check_device_number, require_cuda
 
 
 def slab_bytes(layout: SlotLayout, num_state_slots: int) -> int:
     """Bytes of a slab: `num_state_slots * slot_bytes`.
 
-    Raises ArgumentError unless num_state_slots is an integer of at least 1.
+    Raises ArgumentError unless layout is a SlotLayout and num_state_slots an integer of at least 1.
     """
-    if isinstance(num_state_slots, bool) or not isinstance(num_state_slots, (int, np.integer)):
+    if not isinstance(layout, SlotLayout):
+        kind = type(layout).__name__
+        raise ArgumentError(f"layout is {kind}, not a SlotLayout; pass cfg.slot_layout")
+    if not is_count(num_state_slots):
         raise ArgumentError(f"num_state_slots={num_state_slots!r} but must be an integer")
     if num_state_slots < 1:
         raise ArgumentError(f"num_state_slots={num_state_slots} but must be at least 1")
@@ -32,11 +37,10 @@ def empty_slab(
     no GPU, ArgumentError for another backend.
     """
     size = slab_bytes(layout, num_state_slots)
-    if backend not in ("cpu", "cuda", "reference"):
+    check_device_number(device)
+    if not is_word(backend, ("cpu", "cuda", "reference")):
         raise ArgumentError(f"backend={backend!r} but must be one of cpu, cuda, reference")
     if backend == "cuda":
-        from .backends import require_cuda
-
         require_cuda(device)
     return take_slab(layout, size, load_memory(backend, device))
 

@@ -8,7 +8,7 @@ from .bind import BAD, Binder
 from .config_derive import derive_config
 from .config_schema import ConfigFile
 from .config_types import Config, EngineConfig, LayerConfig, RunConfig, TraceConfig
-from .errors import ConfigError
+from .errors import ArgumentError, ConfigError
 from .yaml_source import MAX_FILE_BYTES, apply_override, parse_yaml
 
 __all__ = [
@@ -65,12 +65,23 @@ def load_config(path: str | os.PathLike[str], overrides: tuple[str, ...] = ()) -
                `engine.num_state_slots=8`, `layer_groups.drafts.sink=false`
 
     Raises ConfigError with every fault that was found, one a line, each
-    `file:line:column: key: got VALUE, expected ...; fix`.
+    `file:line:column: key: got VALUE, expected ...; fix`; ArgumentError where `path` is no path or
+    an override is no text.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(
+            f"load_config: path is {type(path).__name__} but must be a file's name, or that of a "
+            f"packaged one: {', '.join(packaged_configs())}"
+        )
+    given = (overrides,) if isinstance(overrides, str) else overrides
+    if not isinstance(given, (tuple, list)) or not all(isinstance(item, str) for item in given):
+        raise ArgumentError(
+            f"load_config: overrides={overrides!r:.80} but must be texts like 'run.seed=3'"
+        )
     data, shown = read_config_bytes(path)
     faults: list[str] = []
     root = parse_yaml(data, shown, faults)
-    for override in (overrides,) if isinstance(overrides, str) else overrides:
+    for override in given:
         root = apply_override(root, override, faults)
     binder = Binder(faults, {}, ConfigFile)
     file = binder.bind(root, ConfigFile, "")

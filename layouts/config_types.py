@@ -84,7 +84,7 @@ class Config:
     def record_format(self, id: str) -> RecordFormat:
         """The record format of that id. Raises ConfigError where there is none."""
         for record_format in self.record_formats:
-            if record_format.id == id:
+            if isinstance(id, str) and record_format.id == id:
                 return record_format
         known = ", ".join(record_format.id for record_format in self.record_formats)
         raise ConfigError(f"{self.path}: no record format {id!r}; there are: {known}")

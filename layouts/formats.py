@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .errors import LayoutError
-from .sizes import div_exact
+from .sizes import div_exact, is_count, is_flag, is_real, is_word
 
 E4M3_MAX = 448.0  # largest finite E4M3 magnitude, byte 0x7E
 E4M3_NAN_BYTE = 0x7F
@@ -16,6 +16,7 @@ E8M0_NAN_BYTE = 0xFF
 E8M0_MAX_CODE = 254  # scale byte of a block that holds an infinity
 MX_BLOCK = 32  # values that share one scale byte
 RECORD_ALIGN = 16  # bytes; kernels move records in pieces of 16
+MAX_EXTENT = 1 << 20  # of head_dim and num_kv_heads; far above any model, so a slip is told
 
 FieldType = Literal["e4m3", "e8m0", "bf16", "fp16"]
 FIELD_TYPE_BYTES = {"e4m3": 1, "e8m0": 1, "bf16": 2, "fp16": 2}
@@ -85,17 +86,20 @@ def derive_fields(
 ) -> tuple[Field, ...]:
     """The fields of a record in their order, with offsets; docs are left empty.
 
-    Raises LayoutError for an unknown type, for sizes below 1, for a latent record of several KV
-    heads, and where mxfp8 is asked for a head_dim that is no multiple of 32.
+    Raises LayoutError for an unknown type, for sizes that are no integers in 1 .. 2^20, for a
+    latent record of several KV heads, and where mxfp8 is asked for a head_dim that is no multiple
+    of 32.
     """
-    if record_type not in get_args(RecordType):
+    if not is_word(record_type, get_args(RecordType)):
         known = ", ".join(get_args(RecordType))
         raise LayoutError(f"record type {record_type!r} is unknown; use one of {known}")
-    if head_dim < 1 or num_kv_heads < 1:
+    if not all(is_count(n) and 1 <= n <= MAX_EXTENT for n in (head_dim, num_kv_heads)):
         raise LayoutError(
-            f"record type {record_type}: head_dim={head_dim} num_kv_heads={num_kv_heads} but both "
-            "must be at least 1"
+            f"record type {record_type}: head_dim={head_dim!r} num_kv_heads={num_kv_heads!r} but "
+            f"both must be integers, at least 1 and at most {MAX_EXTENT}"
         )
+    if not is_flag(latent):
+        raise LayoutError(f"record type {record_type}: latent={latent!r} but must be True or False")
     if latent and num_kv_heads != 1:
         raise LayoutError(
             f"record type {record_type}: num_kv_heads={num_kv_heads} but a latent record is one "
@@ -140,10 +144,12 @@ def make_record_format(
         ("plane_order", plane_order, get_args(PlaneOrder)),
         ("scale_rounding", scale_rounding, get_args(ScaleRounding)),
     ):
-        if value not in words:
+        if not is_word(value, words):
             raise LayoutError(f"{name}={value!r} but must be one of {', '.join(words)}")
-    if not 0.0 <= amax_floor <= E4M3_MAX:
-        raise LayoutError(f"amax_floor={amax_floor} but must lie in 0 .. {E4M3_MAX}")
+    if not is_real(amax_floor) or not 0.0 <= amax_floor <= E4M3_MAX:
+        raise LayoutError(f"amax_floor={amax_floor!r} but must be a number in 0 .. {E4M3_MAX}")
+    if not isinstance(id, str):
+        raise LayoutError(f"id={id!r} but must be text")
     if plane_order == "planar" and not mx:
         raise LayoutError(
             f"record type {record_type} has no scales; plane_order='planar' needs them"

@@ -6,13 +6,13 @@ DeepSeek-V4's published configuration uses.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from .errors import ArgumentError
 from .rings import MAX_POSITION
-from .sizes import is_count, is_real
+from .sizes import is_count, is_real, is_word
 
 Pairing = Literal["adjacent", "half"]
 
@@ -75,7 +75,7 @@ class Rope:
             raise ArgumentError(f"Rope: theta={self.theta!r} but must be positive and finite")
         if not is_count(self.dims) or self.dims < 2 or self.dims % 2 != 0:
             raise ArgumentError(f"Rope: dims={self.dims!r} but must be a positive even integer")
-        if self.pairing not in ("adjacent", "half"):
+        if not is_word(self.pairing, get_args(Pairing)):
             raise ArgumentError(f"Rope: pairing={self.pairing!r} but must be 'adjacent' or 'half'")
         if self.yarn is not None:
             if not isinstance(self.yarn, Yarn):

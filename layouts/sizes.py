@@ -1,4 +1,7 @@
-"""Integer arithmetic on sizes, with the rounding in the name; and which values are numbers."""
+"""Integer arithmetic on sizes, with the rounding in the name; and which values of a caller are
+numbers, flags and words. The questions can be asked of any object: an array has no truth value."""
+
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +24,19 @@ def align_up(size: int, step: int) -> int:
 
 def is_count(value: object) -> bool:
     """Whether a value is an integer, Python's or NumPy's, and no bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_real(value: object) -> bool:
     """Whether a value is a real number, Python's or NumPy's, and no bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def is_flag(value: object) -> bool:
+    """Whether a value is True or False, Python's or NumPy's."""
+    return isinstance(value, (bool, np.bool_))
+
+
+def is_word(value: object, words: Any) -> bool:
+    """Whether a value is text, and one of `words`."""
+    return isinstance(value, str) and value in words

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import LayoutError
 from .formats import RecordFormat
-from .sizes import align_up
+from .sizes import align_up, is_count, is_word
 
 RingKind = Literal["swa", "compression"]
 SLAB_ALIGN = 256  # bytes; the slab's base, so that every 16-byte access of a record is aligned
@@ -45,6 +45,11 @@ class SlotLayout:
 
     def ring(self, layer: int, kind: RingKind = "swa") -> Ring:
         """The ring of a layer. Raises LayoutError where the layer has none of that kind."""
+        if not is_count(layer) or not is_word(kind, get_args(RingKind)):
+            raise LayoutError(
+                f"layer={layer!r} kind={kind!r} but must be an integer and one of "
+                f"{', '.join(get_args(RingKind))}"
+            )
         for ring in self.rings:
             if ring.layer == layer and ring.kind == kind:
                 return ring

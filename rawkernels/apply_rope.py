@@ -7,6 +7,7 @@ import numpy as np
 from ..layouts.errors import ArgumentError
 from ..layouts.rope import Rope
 from .arrays import BF16, as_array, backend_of, empty_like_backend
+from .checks import check_flag
 from .operations import operation
 
 
@@ -27,6 +28,7 @@ def apply_rope(
     every backend (the rule of layouts/rope.py).
     Raises ArgumentError for other shapes or dtypes, and for rope.dims above D.
     """
+    check_flag("apply_rope", "inverse", inverse)
     x, positions = as_array(x, "x"), as_array(positions, "positions")
     if len(x.shape) not in (2, 3):
         raise ArgumentError(f"apply_rope: x.shape={tuple(x.shape)} but must be [T, H, D] or [T, D]")

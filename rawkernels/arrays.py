@@ -41,6 +41,8 @@ def as_array(x: Any, name: str) -> Any:
 
 
 def _foreign_array(x: Any, name: str) -> Any:
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentError(f"{name}: a masked array would lose its mask; pass filled() or data")
     if _offers(x, "__cuda_array_interface__"):
         import cupy  # only where an array is on a GPU already
 
@@ -77,7 +79,10 @@ def _offers(x: Any, protocol: str) -> bool:
 
 
 def _integers(x: list | tuple, name: str) -> np.ndarray:
-    wide = np.asarray(x) if len(x) else np.zeros(0, np.int64)
+    try:
+        wide = np.asarray(x) if len(x) else np.zeros(0, np.int64)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, objects that refuse
+        raise ArgumentError(f"{name}: a list must hold int32 integers: {error}") from error
     limits = np.iinfo(np.int32)
     if wide.dtype.kind not in "iu" or (
         wide.size and (wide.min() < limits.min or wide.max() > limits.max)

@@ -13,7 +13,7 @@ from ..layouts.errors import ArgumentError
 from ..layouts.formats import MX_BLOCK, RecordFormat
 from ..layouts.plans import DecodePlan, PrefillPlan
 from ..layouts.rope import Rope
-from ..layouts.sizes import div_ceil, is_real
+from ..layouts.sizes import div_ceil, is_count, is_flag, is_real, is_word
 from ..layouts.slots import SlotLayout
 from .arrays import BF16, UINT16, is_cuda
 from .ring_access import RingAccess, ring_access
@@ -74,12 +74,30 @@ def check_place(op: str, **arrays: Any) -> None:
 
 
 def check_scale_rule(op: str, scale_rounding: str, amax_floor: float) -> None:
-    if scale_rounding not in ("ceil", "floor"):
+    if not is_word(scale_rounding, ("ceil", "floor")):
         raise ArgumentError(f"{op}: scale_rounding={scale_rounding!r} but must be ceil or floor")
     if not is_real(amax_floor) or not 0.0 <= amax_floor <= FLOAT32_MAX:
         raise ArgumentError(
             f"{op}: amax_floor={amax_floor!r} but must be a number of at least 0, finite in float32"
         )
+
+
+def check_flag(op: str, name: str, value: Any) -> None:
+    if not is_flag(value):
+        raise ArgumentError(f"{op}: {name}={value!r} but must be True or False")
+
+
+def check_hash_layer(op: str, layer: Any) -> None:
+    """A layer that a hash is keyed by, a word of 64 bits."""
+    if not is_count(layer) or not 0 <= layer < 2**63:
+        raise ArgumentError(f"{op}: layer={layer!r} but must be an integer, at least 0")
+
+
+def check_seed(op: str, seed: Any) -> int:
+    """A seed as a Python integer; kernels take it modulo 2^64."""
+    if not is_count(seed):
+        raise ArgumentError(f"{op}: seed={seed!r} but must be an integer")
+    return int(seed)
 
 
 def check_plan(op: str, plan: Any, wanted: type[DecodePlan] | type[PrefillPlan]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..layouts.errors import ArgumentError
 from .arrays import as_array, backend_of, empty_like_backend
+from .checks import check_hash_layer
 from .operations import operation
 
 
@@ -17,6 +18,7 @@ def digest_outputs(out: Any, layer: int, digests: Any = None, *, stream: Any = N
     formula): the order of adding does not matter, but layer, place and every bit do.
     Raises ArgumentError for other shapes or dtypes.
     """
+    check_hash_layer("digest_outputs", layer)
     out = as_array(out, "out")
     if len(out.shape) < 2:
         raise ArgumentError(f"digest_outputs: out.shape={tuple(out.shape)} but must be [T, ...]")

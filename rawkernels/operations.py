@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Literal
 
 from ..layouts.errors import ArgumentError
+from ..layouts.sizes import is_word
 
 Backend = Literal["cuda", "cpu", "reference"]
 BACKENDS = ("cuda", "cpu", "reference")
@@ -40,7 +41,7 @@ def load_operations(backend: Backend) -> Operations:
 
     Raises ArgumentError for another name. Nothing is compiled and no device is touched yet.
     """
-    if backend not in BACKENDS:
+    if not is_word(backend, BACKENDS):
         raise ArgumentError(f"backend={backend!r} but must be one of {', '.join(BACKENDS)}")
     functions = {name: operation(backend, name) for name in OPERATION_NAMES}
     return Operations(backend=backend, **functions)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from ..layouts.errors import PlanError
 from ..layouts.rings import MAX_POSITION
+from ..layouts.sizes import is_count, is_word
 
 DecodeMode = Literal["causal", "block", "draft_step"]
 
@@ -26,7 +27,7 @@ MAX_RING_LEN = 2**30
 def check_sizes(op: str, window: int, ring_len: int) -> tuple[int, int]:
     """`(window, ring_len)` as plain ints. Raises PlanError where the ring cannot hold a window."""
     for name, value in (("window", window), ("ring_len", ring_len)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        if not is_count(value):
             raise PlanError(f"{op}: {name}={value!r} but must be an integer")
         if not 1 <= value <= MAX_RING_LEN:
             raise PlanError(f"{op}: {name}={value} but must be 1 .. {MAX_RING_LEN}")
@@ -41,7 +42,7 @@ def check_sizes(op: str, window: int, ring_len: int) -> tuple[int, int]:
 
 def mode_code(op: str, mode: str) -> int:
     """Number of a mode for a kernel. Raises PlanError for an unknown one."""
-    if mode not in MODE_CODES:
+    if not is_word(mode, MODE_CODES):
         raise PlanError(f"{op}: mode={mode!r} but must be one of {', '.join(MODE_CODES)}")
     return MODE_CODES[mode]
 

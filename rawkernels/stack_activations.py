@@ -4,6 +4,7 @@ from typing import Any
 
 from ..layouts.errors import ArgumentError
 from .arrays import BF16, as_array, backend_of, empty_like_backend
+from .checks import check_hash_layer, check_seed
 from .operations import operation
 
 
@@ -25,6 +26,8 @@ def stack_activations(
     in float32 and rounded to bf16; the same bits on every backend.
     Raises ArgumentError for other shapes or dtypes.
     """
+    seed = check_seed("stack_activations", seed)
+    check_hash_layer("stack_activations", layer)
     previous = as_array(previous, "previous")
     token_ids, positions = as_array(token_ids, "token_ids"), as_array(positions, "positions")
     shape = tuple(previous.shape)

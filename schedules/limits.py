@@ -66,7 +66,7 @@ def check_request(request: Request, max_seq_len: int, vocab_size: int | None = N
         )
     try:
         prompt = np.asarray(request.prompt)
-    except ValueError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"request {request.id!r}: its prompt is no array: {error}") from error
     if prompt.ndim != 1 or prompt.shape[0] == 0:
         raise RequestError(

@@ -16,7 +16,10 @@ def from_caller(**arrays: Any) -> tuple[list[Any], bool]:
     Lists, integers and None stay as they are. Raises ArgumentError for what is no array.
     """
     plain = (np.ndarray, list, tuple, int, np.integer, type(None))
-    given = [x if isinstance(x, plain) else as_array(x, name) for name, x in arrays.items()]
+    given = [
+        x if isinstance(x, plain) and not isinstance(x, np.ma.MaskedArray) else as_array(x, name)
+        for name, x in arrays.items()
+    ]
     return given, any(is_cuda(x) for x in given)
 
 
@@ -28,7 +31,7 @@ def host_integers(op: str, name: str, values: Any, *, least: int, most: int) -> 
     """
     try:
         array = np.asarray(values)
-    except ValueError as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise PlanError(f"{op}: {name} is no array: {error}") from error
     if array.size == 0 and array.ndim == 1 and array.dtype == np.float64:
         array = array.astype(np.int64)  # np.asarray([]) is float64: an empty list has no integers
@@ -58,7 +61,7 @@ def host_extent(op: str, name: str, given: Any, needed: int, what: str) -> int:
 
 def host_valid_start(op: str, values: Any, count: int, what: str, most: int) -> np.ndarray:
     """`swa_valid_start` as int64 [count]: one integer for all, or one for each `what`."""
-    if np.ndim(values) == 0:
+    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
         array = host_integers(op, "swa_valid_start", np.asarray(values)[None], least=0, most=most)
         return np.broadcast_to(array, (count,))
     array = host_integers(op, "swa_valid_start", values, least=0, most=most)

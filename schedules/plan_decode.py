@@ -7,6 +7,7 @@ import numpy as np
 from ..layouts.errors import PlanError
 from ..layouts.plans import DecodePlan
 from ..layouts.rings import MAX_POSITION
+from ..layouts.sizes import is_flag
 from ..rawkernels.plan_checks import MAX_ROW, DecodeMode, check_sizes, index_width, mode_code
 from .plan_arrays import (
     from_caller,
@@ -54,6 +55,8 @@ def plan_decode(
     Raises PlanError for shapes, dtypes, sizes that do not fit together and, on the host, for
     values: negative positions, a sequence that is not consecutive, keys that the ring cannot hold.
     """
+    if not is_flag(block):
+        raise PlanError(f"{OP}: block={block!r} but must be True or False")
     if block and cu_seqlens_q is None:
         raise PlanError(
             f"{OP}: block=True needs cu_seqlens_q, which says where each draft block begins"

@@ -68,7 +68,7 @@ def check_results(
     if finished is None:
         ends = np.zeros(count, bool)
     else:
-        ends = np.asarray(_on_host("finished", finished))
+        ends = _array("finished", finished)
         if ends.dtype != np.bool_ or ends.shape != (count,):
             raise ArgumentError(
                 f"commit: finished is {ends.dtype} {ends.shape} but must be bool ({count},)"
@@ -112,21 +112,22 @@ def _drafts(drafts: Any, count: int, draft_columns: int) -> tuple[np.ndarray, np
     return is_draft.sum(axis=1, dtype=np.int32), columns
 
 
-def _on_host(name: str, values: Any) -> Any:
+def _array(name: str, values: Any) -> np.ndarray:
     if hasattr(values, "__cuda_array_interface__"):
         raise ArgumentError(
             f"commit: {name} is on a GPU; the schedule is made on the host, so pass "
             f"cupy.asnumpy({name})"
         )
-    return values
+    if isinstance(values, np.ma.MaskedArray):
+        raise ArgumentError(f"commit: {name} is a masked array, which would lose its mask")
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"commit: {name} is no array: {error}") from error
 
 
 def _integers(name: str, values: Any, shape: tuple[int | None, ...]) -> np.ndarray:
-    values = _on_host(name, values)
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ArgumentError(f"commit: {name} is no array: {error}") from error
+    array = _array(name, values)
     wanted = "[" + ", ".join("<= tokens_per_step - 1" if n is None else str(n) for n in shape) + "]"
     if array.ndim != len(shape) or any(
         n is not None and n != have for n, have in zip(shape, array.shape, strict=True)

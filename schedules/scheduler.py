@@ -124,7 +124,7 @@ class Scheduler:
         """End a request in whatever state it is; its slot is free at once. What a batch in flight
         computes for it is dropped. Aborting what has ended does nothing. Raises RequestError for an
         id that was never submitted (or forgotten)."""
-        if id in self._ended:
+        if self._has_ended(id):
             return
         self._end(self._row(id, "abort"), "aborted")
 
@@ -220,13 +220,13 @@ class Scheduler:
 
     def tokens(self, id: str) -> np.ndarray:
         """Prompt and generated tokens so far, int32 [n]; a copy. Raises RequestError."""
-        if id in self._ended:
+        if self._has_ended(id):
             return self._ended[id].tokens.copy()
         return self._table.known(self._row(id, "tokens")).copy()
 
     def outputs(self, id: str) -> np.ndarray:
         """Generated tokens so far, int32 [n]; a copy. Raises RequestError."""
-        if id in self._ended:
+        if self._has_ended(id):
             ended = self._ended[id]
             return ended.tokens[ended.prompt_len :].copy()
         row = self._row(id, "outputs")
@@ -235,18 +235,21 @@ class Scheduler:
     def state(self, id: str) -> str:
         """ "waiting" (also after a preemption), "prefill", "decode", "finished" or "aborted".
         Raises RequestError for an unknown id."""
-        if id in self._ended:
+        if self._has_ended(id):
             return self._ended[id].state
         return PHASE_NAMES[int(self._table.phase[self._row(id, "state")])]
 
     def forget(self, id: str) -> None:
         """Drop what is kept of a request that ended. Raises RequestError for any other."""
-        if id not in self._ended:
+        if not self._has_ended(id):
             raise RequestError(f"forget: request {id!r} has not ended, or was never submitted")
         del self._ended[id]
 
+    def _has_ended(self, id: str) -> bool:
+        return isinstance(id, str) and id in self._ended  # a list cannot be looked up
+
     def _row(self, id: str, call: str) -> int:
-        if id not in self._row_of:
+        if not isinstance(id, str) or id not in self._row_of:
             raise RequestError(f"{call}: there is no request {id!r}")
         return self._row_of[id]
 
