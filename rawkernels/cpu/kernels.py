@@ -1,6 +1,7 @@
 """How CPU kernels are compiled and called: Numba, at first use, kept in Numba's disk cache."""
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import get_num_threads, njit, set_num_threads
+from numba import get_num_threads, njit, set_num_threads, threading_layer
+
+from ...layouts.errors import BackendError
 
 SERIAL_WORK = 200_000  # turns of an inner loop, 50 to 200 us
 
@@ -93,7 +96,14 @@ def launch(compiled: Callable, work: int, *arguments: Any) -> None:
 
     Little work stays on one core: waking the others costs more than it saves, and a great deal
     more where they are busy with something else. The bits are the same.
+    Raises BackendError in a forked process whose parent had run a kernel: GNU OpenMP would end it.
     """
+    if _launching_process() != os.getpid() and threading_layer() == "omp":
+        raise BackendError(
+            "CPU kernels do not run in a process that was forked after one had run: OpenMP's "
+            "threads are not copied; start workers with the 'spawn' method, or set "
+            "NUMBA_THREADING_LAYER=workqueue"
+        )
     arguments = tuple(_argument(x) if isinstance(x, np.ndarray) else x for x in arguments)
     threads = get_num_threads()
     if threads == 1 or work >= SERIAL_WORK:
@@ -104,6 +114,12 @@ def launch(compiled: Callable, work: int, *arguments: Any) -> None:
         compiled(*arguments)
     finally:
         set_num_threads(threads)
+
+
+@cache
+def _launching_process() -> int:
+    """Id of the process that first launched a kernel; a forked child inherits the answer."""
+    return os.getpid()
 
 
 class _Memory:

@@ -1,9 +1,14 @@
 """What GPU is there, and why not. Nothing is asked of a driver before a function here is called."""
 
+import os
 from functools import cache
 
 from ...layouts.errors import BackendError
 
+FORKED = (
+    "CUDA does not work in a process that was forked from one that had started it; start workers "
+    "with the 'spawn' method"
+)
 LEAST_CAPABILITY = 80  # cp.async, bf16 mma.sync: what the portable kernels are written for
 
 
@@ -17,6 +22,8 @@ def gpu_problem() -> str | None:
         import cupy
     except (ImportError, OSError) as error:  # OSError: a cache folder that CuPy cannot make
         return f"CuPy cannot be imported ({error}); install the extra: pip install 'ringslab[cuda]'"
+    if _forked():
+        return FORKED
     runtime = cupy.cuda.runtime
     try:
         if runtime.getDeviceCount() == 0:
@@ -40,11 +47,13 @@ def require_gpu() -> None:
 
 
 def current_device() -> int:
-    """Id of the current CUDA device of this thread. Raises BackendError where there is none."""
+    """Id of the current CUDA device of this thread. Raises BackendError where there is none, and in
+    a process that was forked from one that used CUDA."""
     try:
         import cupy
 
-        return cupy.cuda.runtime.getDevice()
+        if not _forked():
+            return cupy.cuda.runtime.getDevice()
     except (ImportError, OSError):
         pass
     except cupy.cuda.runtime.CUDARuntimeError:
@@ -70,6 +79,16 @@ def _arch_of_device(device: int) -> str:
     import cupy
 
     return arch_of(int(cupy.cuda.Device(device).compute_capability))
+
+
+@cache
+def _cuda_process() -> int:
+    """Id of the process that first asked for CUDA; a forked child inherits the answer."""
+    return os.getpid()
+
+
+def _forked() -> bool:
+    return _cuda_process() != os.getpid()
 
 
 def _dotted(capability: int) -> str:
