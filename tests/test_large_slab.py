@@ -1,8 +1,9 @@
-"""Byte addresses past 2^31: every operation on a slab multiplies in 64 bits."""
+"""Byte addresses past 2^31 and 2^32: every operation on a slab multiplies in 64 bits."""
 
 import numpy as np
 import pytest
 from helpers import (
+    encoded,
     i32,
     make_layout,
     operations,
@@ -41,53 +42,45 @@ def test_o01_ring_offsets(plane_order):
     assert value > 2**31
 
 
+@pytest.mark.parametrize("heads", [16, 64], ids=["portable", "hopper"])
+@pytest.mark.parametrize("state", [687, 1373])
+@pytest.mark.parametrize("name", ["deepseek_v4_1_flash", "deepseek_v4_1_flash_planar"])
 @pytest.mark.gpu
-@pytest.mark.parametrize("plane_order", ["interleaved", "planar"])
-def test_o01_slab_of_two_and_a_half_gigabytes(plane_order):
-    """The last slot of a 2.4 GB slab holds, reads and decodes what the only slot of a small slab
-    does, bit for bit; the bytes before it are untouched."""
+def test_o01_state_slots_past_2_31_and_2_32_bytes(name, state, heads):
+    """V4.1: state slot 687 lies past 2^31 bytes, 1,373 past 2^32. What they store, load and decode
+    is what the only slot of a small slab does, bit for bit, and the bytes before are untouched."""
     import cupy
 
-    layout = make_layout(record_format(512, plane_order=plane_order), 134, num_layers=30)
-    slots = 1150
-    assert (slots - 1) * layout.slot_bytes > 2**31
+    layout = rs.load_config(name).slot_layout
+    assert state * layout.slot_bytes > (2**31 if state == 687 else 2**32)
+    assert (state - 1) * layout.slot_bytes < (2**31 if state == 687 else 2**32)
     rng = np.random.default_rng(0)
-    kv, q = random_bf16(rng, (140, 512)), random_bf16(rng, (3, 16, 512), 2.0)
-    found = {}
-    for name, count in (("large", slots), ("small", 1)):
-        state = count - 1
+    kv, q = random_bf16(rng, (140, 512)), random_bf16(rng, (3, heads, 512), 2.0)
+    records = encoded(kv, FORMAT)
+    ops, found = operations("cuda"), {}
+    for count in (state + 1, 1):
+        slot = count - 1
         slab = cupy.full(count * layout.slot_bytes, 0xFF, cupy.uint8)
-        ops = operations("cuda")
-        ids, positions = np.full(140, state, np.int32), i32(range(140))
-        ops.ring_store(
-            slab,
-            layout,
-            29,
-            to_backend(kv, "cuda"),
-            to_backend(ids, "cuda"),
-            to_backend(positions, "cuda"),
-        )
+        ids = np.full(140, slot, np.int32)
+        where = to_backend(ids, "cuda"), to_backend(i32(range(140)), "cuda")
+        ops.ring_store(slab, layout, 42, to_backend(kv, "cuda"), *where)
+        ops.store_records(slab, layout, 41, to_backend(records, "cuda"), *where)
         plan = rs.plan_decode(ids[:3], i32([137, 138, 139]), window=128, ring_len=134)
         outputs = [cupy.empty(q.shape, cupy.uint16), cupy.empty(q.shape[:2], cupy.float32)]
-        ops.window_decode(
-            to_backend(q, "cuda"),
-            slab,
-            layout,
-            29,
-            to_backend(plan, "cuda"),
-            *outputs,
-            softmax_scale=0.04,
-        )
-        history = rs.plan_prefill([state], [1], [141], window=128, ring_len=134)
-        records = rs.load_history(slab, layout, 29, to_backend(history, "cuda"))
-        before = slab[: state * layout.slot_bytes]
+        place = to_backend(plan, "cuda")
+        q_there = to_backend(q, "cuda")
+        ops.window_decode(q_there, slab, layout, 42, place, *outputs, softmax_scale=0.04)
+        history = rs.plan_prefill([slot], [1], [141], window=128, ring_len=134)
+        loaded = rs.load_history(slab, layout, 41, to_backend(history, "cuda"))
+        before = slab[: slot * layout.slot_bytes]
         assert count == 1 or int(before.min()) == 0xFF
-        last = slab[state * layout.slot_bytes :]
-        found[name] = [to_host(x) for x in (last, *outputs, records)]
-    for large, small in zip(found["large"], found["small"], strict=True):
+        last = slab[slot * layout.slot_bytes :]
+        found[count] = [to_host(x) for x in (last, *outputs, loaded)]
+        del slab, before, last
+        cupy.get_default_memory_pool().free_all_blocks()
+    for large, small in zip(found[state + 1], found[1], strict=True):
         np.testing.assert_array_equal(large, small)
-    host = poisoned_slab(layout, 1)
-    operations("reference").ring_store(
-        host, layout, 29, kv, np.zeros(140, np.int32), i32(range(140))
-    )
-    np.testing.assert_array_equal(found["large"][0], host)
+    host, first = poisoned_slab(layout, 1), np.zeros(140, np.int32)
+    operations("reference").ring_store(host, layout, 42, kv, first, i32(range(140)))
+    operations("reference").store_records(host, layout, 41, records, first, i32(range(140)))
+    np.testing.assert_array_equal(found[1][0], host)

@@ -1,0 +1,115 @@
+"""Public cases about configurations, requests and budgets that no other test names;
+docs/public-cases.md says what broke elsewhere."""
+
+import math
+
+import numpy as np
+import pytest
+from config_edits import edited, faults_of, one_fault
+from engine_runs import Story, tiny
+
+import ringslab as rs
+from ringslab.errors import RequestError
+from ringslab.layouts.rings import MAX_POSITION, ring_index
+from ringslab.layouts.rope import rope_frequencies
+from ringslab.schedules.scheduler import Scheduler, SchedulerLimits
+
+
+def test_p02_scaling_is_not_shared_between_layers(tmp_path):
+    """Position 1,000, pair 8 of 32: theta 10,000 gives the angle 100.0, theta 1e6 gives 31.622777.
+    A linear factor has no key: one beside theta is refused by its path, so that no layer turns by
+    12.5 without a word."""
+    for theta, angle in ((1e4, 100.0), (1e6, 31.622777)):
+        frequency = rope_frequencies(rs.Rope(theta, 64, "half"))[8]
+        assert 1000 * frequency == pytest.approx(angle, abs=1e-6)
+    for key in ("factor: 8.0", "rope_scaling: 8.0", "scale: 8.0"):
+        path = edited(tmp_path, ("theta: 10000.0", f"theta: 10000.0\n      {key}"))
+        name = key.split(":")[0]
+        one_fault(path, f"layer_groups[0].rope.{name}", "an unknown key", "one of theta")
+    yarn = [group.rope.yarn for group in rs.load_config("quickstart.yaml").layers]
+    assert {None} < set(yarn)  # YaRN of one group does not reach the others
+
+
+def test_p03_yarn_has_no_attention_factor(tmp_path):
+    """The supported models have attention factor 1: YaRN turns unit vectors into unit vectors (no
+    1.485203 for factor 128), and a given attention_factor is refused, never ignored or put through
+    the formula again."""
+    yarn = rs.Yarn(128.0, 4096, 32.0, 1.0)
+    x = np.ones((1, 1, 64), np.float32)
+    out = rs.apply_rope(x, [1000], rs.Rope(1e4, 64, "half", yarn))
+    assert np.linalg.norm(out) == pytest.approx(8.0, rel=1e-6)
+    assert 0.1 * math.log(128) + 1 == pytest.approx(1.485203, abs=1e-6)
+    for key in ("attention_factor: 1.0", "mscale: 1.0"):
+        path = edited(tmp_path, ("factor: 16.0", f"factor: 16.0\n        {key}"))
+        name = f"layer_groups[1].rope.yarn.{key.split(':')[0]}"
+        one_fault(path, name, "an unknown key", "one of factor")
+
+
+def test_p10_no_context_past_the_table():
+    """max_seq_len 4,096: 4,090 prompt tokens and 64 new ones are refused at submit with both
+    numbers; 6 new ones end at position 4,095 and run. Tables hold every position of an int32, so
+    none is read past its end: 4,096 turns by its own angle."""
+    limits = SchedulerLimits(2, 4096, 2, 2, 6, 4096)
+    scheduler = Scheduler(limits)
+    prompt = np.ones(4090, np.int32)
+    with pytest.raises(RequestError, match=r"4090 prompt .* 64 new .* 4154, .*max_seq_len=4096"):
+        scheduler.submit(rs.Request("long", prompt, 64))
+    scheduler.submit(rs.Request("fits", prompt, 6))
+    batch = scheduler.next_batch()
+    assert batch.positions[-1] == 4089
+    scheduler.commit(batch, [0], [2], [[3, 4, 5, 6, 7]])
+    assert scheduler.next_batch().positions.tolist() == list(range(4090, 4096))
+    rope, x = rs.Rope(1e4, 2, "half"), np.array([[[1, 0]]] * 4, np.float32)
+    positions = np.array([4095, 4096, MAX_POSITION - 1, MAX_POSITION], np.int32)
+    found = rs.apply_rope(x, positions, rope)[:, 0]
+    angles = positions.astype(np.float64)
+    np.testing.assert_allclose(found, np.stack([np.cos(angles), np.sin(angles)], 1), atol=1e-6)
+
+
+def test_k11_a_sink_is_not_a_pinned_token(tmp_path):
+    """2 pinned tokens in a ring of 6: positions 1, 2, 5, 6, 9, 12 live at 1, 2, 5, 2, 5, 4, not at
+    p % 6. In YAML `sink` is the logit, true or false; a count there, or as `sink_tokens` of a ring
+    that pins none, is refused and not taken for the other."""
+    positions = np.array([1, 2, 5, 6, 9, 12])
+    assert ring_index(positions, 6, sink_tokens=2).tolist() == [1, 2, 5, 2, 5, 4]
+    assert (positions % 6).tolist() == [1, 2, 5, 0, 3, 0]
+    assert rs.required_ring_len(128, 6, sink_tokens=2) == 135
+    path = edited(tmp_path, ("sink: true", "sink: 2"))
+    one_fault(path, "layer_groups[0].sink", "2", "true or false")
+    for line in ("sinks: true", "sink_token: 2"):
+        lines = faults_of(edited(tmp_path, ("sink: true", line)))
+        assert any("sink: got no such key" in fault for fault in lines)
+
+
+def test_b01_kv_heads_count_not_query_heads():
+    """32 layers, 32 query heads, 8 KV heads of 128 in bf16: 131,072 bytes a token, not 524,288 (all
+    heads) nor 65,536 (KV heads as a group size)."""
+    fmt = rs.make_record_format("bf16", 128, latent=False, num_kv_heads=8)
+    assert 32 * fmt.record_bytes == 131_072
+    assert [field.shape for field in fmt.fields] == [(8, 128), (8, 128)]
+
+
+def test_b05_one_shared_vector():
+    """One 512-wide vector a token and layer: 528 bytes as a record, not 1,056 (K and V) nor 2,048
+    (a bf16 pair); 1,024 as bf16."""
+    fmt = rs.make_record_format("mxfp8", 512)
+    assert (fmt.record_bytes, fmt.num_vectors) == (528, 1)
+    assert rs.make_record_format("bf16", 512).record_bytes == 1024
+    cfg = rs.load_config("deepseek_v4_1_flash.yaml")
+    assert {layer.record_format.record_bytes for layer in cfg.layers} == {528}
+
+
+def test_c07_an_engine_with_nothing_to_do():
+    """No request: None, nothing launched. max_new_tokens 0 beside one that decodes: no token comes
+    out of it, every layer is attended once, both slots are free again."""
+    cfg = tiny()
+    story = Story()
+    with rs.Engine(cfg, "reference", 2) as engine:
+        assert engine.next_batch() is None
+        engine.submit(rs.Request("none", story.prompt("none", 5), 0))
+        engine.submit(rs.Request("some", story.prompt("some", 5), 3))
+        story.run(engine)
+        assert engine.tokens("none").tolist() == story.prompt("none", 5).tolist()
+        assert len(engine.tokens("some")) == 8
+        assert engine.scheduler.free_slots == 2
+        assert engine.next_batch() is None
