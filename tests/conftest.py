@@ -1,12 +1,52 @@
-"""Fixtures of all tests: the backends, and the reason where a GPU test is skipped."""
+"""Fixtures of all tests: the backends, how long the fuzz tests run, and the reason where a GPU test
+is skipped."""
 
+import numpy as np
 import pytest
 from helpers import gpu_problem
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Fixed seeds: a failure here is a failure everywhere. Deadlines would time Numba's compiler.
 settings.register_profile("ringslab", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("ringslab")
+# `--fuzz=full` draws new examples each time; a failure prints its own (docs/testing.md).
+settings.register_profile(
+    "full",
+    max_examples=20_000,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fuzz",
+        choices=("small", "full"),
+        default="small",
+        help="how long tests/test_fuzz_*.py run: seconds, or 20,000 examples and a million blocks",
+    )
+    parser.addoption("--fuzz-seed", type=int, default=0, help="seed of the vectorised fuzz tests")
+
+
+def pytest_configure(config):
+    if config.getoption("--fuzz") == "full":
+        settings.load_profile("full")
+
+
+@pytest.fixture
+def fuzz_size(request):
+    """fuzz_size(small, full): how much of something a fuzz test tries."""
+    is_full = request.config.getoption("--fuzz") == "full"
+    return lambda small, full: full if is_full else small
+
+
+@pytest.fixture
+def fuzz_rng(request):
+    """Random numbers of a vectorised fuzz test, seeded by `--fuzz-seed` and the test's name."""
+    seed = request.config.getoption("--fuzz-seed")
+    return np.random.default_rng([seed, *request.node.name.encode()])
 
 
 def pytest_runtest_setup(item):

@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=300,
+    max_examples=max(300, settings().max_examples),  # 20,000 with --fuzz=full
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
