@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .layouts.rope import Rope as Rope
     from .layouts.rope import Yarn as Yarn
     from .layouts.slots import SlotLayout as SlotLayout
+    from .layouts.tiles import count_tiles as count_tiles
     from .rawkernels.apply_rope import apply_rope as apply_rope
     from .rawkernels.dequantize_mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
     from .rawkernels.encode_records import encode_records as encode_records
@@ -43,6 +44,7 @@ _HOMES = {
     "SlotLayout": ".layouts.slots",
     "Yarn": ".layouts.rope",
     "apply_rope": ".rawkernels.apply_rope",
+    "count_tiles": ".layouts.tiles",
     "dequantize_mxfp8": ".rawkernels.dequantize_mxfp8",
     "empty_slab": ".engine.slab",
     "encode_records": ".rawkernels.encode_records",
