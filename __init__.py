@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .rawkernels.ring_store import ring_store as ring_store
     from .rawkernels.seeded_activations import seeded_activations as seeded_activations
     from .rawkernels.store_records import store_records as store_records
+    from .rawkernels.window_attention import window_attention as window_attention
     from .rawkernels.window_decode import window_decode as window_decode
     from .rawkernels.window_prefill import window_prefill as window_prefill
     from .schedules.batch import Request as Request
@@ -58,6 +59,7 @@ _HOMES = {
     "ring_store": ".rawkernels.ring_store",
     "seeded_activations": ".rawkernels.seeded_activations",
     "store_records": ".rawkernels.store_records",
+    "window_attention": ".rawkernels.window_attention",
     "window_decode": ".rawkernels.window_decode",
     "window_prefill": ".rawkernels.window_prefill",
 }

@@ -12,6 +12,7 @@ from ..layouts.errors import ArgumentError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 UINT16 = np.dtype(np.uint16)
+FP16 = np.dtype(np.float16)
 _DLPACK_CPU = 1  # device types of the DLPack ABI: kDLCPU, kDLCUDA, kDLCUDAManaged
 _DLPACK_CUDA = (2, 13)
 

@@ -15,21 +15,26 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..arrays import FP16
+from .window_attention import window_attention
 from .window_decode import window_decode
 from .window_prefill import window_prefill
 
 OUTPUT_RELATIVE = 2.0**-8
+FP16_OUTPUT_RELATIVE = 2.0**-10  # of outputs in float16, which has 3 bits more
 LSE_RELATIVE = 2.0**-12
 
 
 @dataclass(frozen=True)
 class Expected:
     """What the reference says: exact output float64 [T, H, D], the same with softmax weights
-    rounded to bf16, and the log-sum-exp float32 [T, H]."""
+    rounded to bf16 (or float16), and the log-sum-exp float32 [T, H]. `relative`: what rounding the
+    output may add, of its largest element."""
 
     out: np.ndarray
     rounded: np.ndarray
     lse: np.ndarray
+    relative: float = OUTPUT_RELATIVE
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,16 @@ def expected_prefill(q: Any, records: Any, plan: Any, record_format: Any, **opti
     return _expected(window_prefill, q.shape, (q, records, plan, record_format), options)
 
 
+def expected_attention(q: Any, k: Any, v: Any, *ends: Any, rows: Any = None, **options: Any) -> Any:
+    """The reference's answer to `window_attention`, of the given rows of q alone where `rows` is
+    not None. Host arrays; `ends`: cu_seqlens_q, cu_seqlens_k; `options`: softmax_scale, window,
+    softcap, sink, sink_tokens."""
+    found = _expected(window_attention, q.shape, (q, k, v, *ends), options | {"rows": rows})
+    relative = FP16_OUTPUT_RELATIVE if q.dtype == FP16 else OUTPUT_RELATIVE
+    chosen = slice(None) if rows is None else rows
+    return Expected(found.out[chosen], found.rounded[chosen], found.lse[chosen], relative)
+
+
 def _expected(function: Any, shape: tuple, arguments: tuple, options: dict) -> Expected:
     exact, rounded = np.empty(shape), np.empty(shape)
     lse = np.empty(shape[:2], np.float32)
@@ -71,12 +86,14 @@ def _expected(function: Any, shape: tuple, arguments: tuple, options: dict) -> E
     return Expected(exact, rounded, lse)
 
 
-def attention_bound(exact: np.ndarray, rounded: np.ndarray) -> float:
+def attention_bound(
+    exact: np.ndarray, rounded: np.ndarray, relative: float = OUTPUT_RELATIVE
+) -> float:
     """The largest error an output may have, from the exact output and the one with bf16 operands;
     0 where nothing is finite."""
     finite = np.isfinite(exact) & np.isfinite(rounded)
     rounding = _largest_difference(exact, rounded, finite)
-    return 2.0 * rounding + OUTPUT_RELATIVE * _largest(exact, finite)
+    return 2.0 * rounding + relative * _largest(exact, finite)
 
 
 def lse_bound(exact: np.ndarray) -> float:
@@ -85,15 +102,15 @@ def lse_bound(exact: np.ndarray) -> float:
 
 
 def compare(out: Any, lse: Any, expected: Expected) -> Comparison:
-    """Compare bf16 (bfloat16 or uint16) or float outputs [T, H, D] and float32 lse [T, H] on the
-    host with what is expected. NaN and infinities must stand at the same places."""
+    """Compare bf16 (bfloat16 or uint16), float16 or float outputs [T, H, D] and float32 lse [T, H]
+    on the host with what is expected. NaN and infinities must stand at the same places."""
     values = out.view(ml_dtypes.bfloat16) if out.dtype == np.uint16 else out
     values = np.asarray(values).astype(np.float64)
     finite, lse_finite = np.isfinite(expected.out), np.isfinite(expected.lse)
     same = _same_nonfinite(values, expected.out) and _same_nonfinite(lse, expected.lse)
     return Comparison(
         worst_error=_largest_difference(values, expected.out, finite),
-        bound=attention_bound(expected.out, expected.rounded),
+        bound=attention_bound(expected.out, expected.rounded, expected.relative),
         lse_error=_largest_difference(lse, expected.lse, lse_finite),
         lse_bound=lse_bound(expected.lse),
         same_nonfinite=same,
