@@ -50,8 +50,9 @@ class RecordFormat:
     `latent`: K = V, one vector of `head_dim` a token serves all query heads (num_kv_heads is 1).
     Otherwise K and V lie one after the other, `num_kv_heads * head_dim` elements each.
     `plane_order` says how a *ring* holds the records: `interleaved` keeps each record whole;
-    `planar` puts the value bytes of all records first and their scale bytes behind. A record on
-    its own (in a buffer) is always whole: values, then scales.
+    `planar` puts the value bytes of all records first (K's, then V's, of each) and their scale
+    bytes behind. A record on its own (in a buffer) is always whole: its parts one after the other,
+    each its values, then its scales.
     `scale_rounding` and `amax_floor` are None but for mxfp8.
     """
 
@@ -73,12 +74,29 @@ class RecordFormat:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a record before its scales (all of it, where it has no scales)."""
+        """Bytes of a record that are values (all of it, where it has no scales)."""
         return self.num_vectors * self.head_dim * (1 if self.type == "mxfp8" else 2)
 
     @property
     def scale_bytes(self) -> int:
         return self.record_bytes - self.value_bytes
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a record, each with its values and then its scales: 1 latent, or K and V."""
+        return 1 if self.latent else 2
+
+    @property
+    def part_bytes(self) -> int:
+        return div_exact(self.record_bytes, self.num_parts)
+
+    @property
+    def part_value_bytes(self) -> int:
+        return div_exact(self.value_bytes, self.num_parts)
+
+    @property
+    def part_scale_bytes(self) -> int:
+        return div_exact(self.scale_bytes, self.num_parts)
 
 
 def derive_fields(

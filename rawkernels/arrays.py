@@ -41,6 +41,23 @@ def as_array(x: Any, name: str) -> Any:
     return array
 
 
+def as_kv(kv: Any) -> Any:
+    """The new vectors of a call as arrays: one array (latent), or a pair (k, v).
+
+    Raises ArgumentError as `as_array` does, and for a tuple or list that is no pair.
+    """
+    if not isinstance(kv, (tuple, list)):
+        return as_array(kv, "kv")
+    if len(kv) != 2:
+        raise ArgumentError(f"kv has {len(kv)} members but must be one array or the pair (k, v)")
+    return as_array(kv[0], "k"), as_array(kv[1], "v")
+
+
+def kv_parts(kv: Any) -> tuple[Any, ...]:
+    """The arrays of `kv`: itself alone, or K and V."""
+    return kv if isinstance(kv, tuple) else (kv,)
+
+
 def _foreign_array(x: Any, name: str) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         raise ArgumentError(f"{name}: a masked array would lose its mask; pass filled() or data")
@@ -128,6 +145,14 @@ def bf16_bits(x: Any, name: str) -> Any:
     raise ArgumentError(
         f"{name}.dtype={x.dtype} but must be bfloat16 (ml_dtypes) or its uint16 bits"
     )
+
+
+def value_bits(x: Any, name: str) -> Any:
+    """uint16 view of a bf16 or float16 array (or `x`, where it is uint16: the bits of bf16).
+
+    Raises ArgumentError for another dtype.
+    """
+    return x.view(np.uint16) if x.dtype == FP16 else bf16_bits(x, name)
 
 
 def empty_like_backend(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:

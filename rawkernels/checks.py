@@ -161,25 +161,6 @@ def check_latent_format(op: str, fmt: Any) -> None:
         )
 
 
-def _check_kv(op: str, kv: Any, positions: Any, rope: Any, fmt: RecordFormat) -> None:
-    check_array(op, "kv", kv, BF16_BITS, ((None, ""), (fmt.head_dim, "the format's head_dim")))
-    if rope is not None:
-        check_rope(op, rope, fmt.head_dim)
-        if positions is None:
-            raise ArgumentError(f"{op}: positions=None but rope is given; pass int32 [T] positions")
-    if positions is not None:
-        check_array(op, "positions", positions, I32, ((kv.shape[0], "kv.shape[0]"),))
-
-
-def check_encode_records(kv: Any, positions: Any, out: Any, fmt: Any, rope: Any) -> None:
-    op = "encode_records"
-    check_latent_format(op, fmt)
-    _check_kv(op, kv, positions, rope, fmt)
-    axes = ((kv.shape[0], "kv.shape[0]"), (fmt.record_bytes, "the format's record_bytes"))
-    check_output(op, "out", out, U8, axes)
-    check_place(op, kv=kv, positions=positions, out=out)
-
-
 def check_slab(op: str, slab: Any, layout: Any, *, written: bool) -> int:
     """Number of state slots in a slab of this layout."""
     if not isinstance(layout, SlotLayout):
@@ -200,63 +181,7 @@ def check_slab(op: str, slab: Any, layout: Any, *, written: bool) -> int:
     return size // layout.slot_bytes  # exact: checked above
 
 
-def check_store_records(
-    slab: Any, layout: Any, layer: int, records: Any, state_ids: Any, positions: Any, kind: str
-) -> tuple[RingAccess, int]:
-    """The ring's addresses and the number of state slots."""
-    op = "store_records"
-    num_slots = check_slab(op, slab, layout, written=True)
-    access = ring_access(op, layout, layer, kind)
-    record_bytes = (access.format.record_bytes, "the ring's record_bytes")
-    check_array(op, "records", records, U8, ((None, ""), record_bytes))
-    rows = ((records.shape[0], "records.shape[0]"),)
-    check_array(op, "state_ids", state_ids, I32, rows)
-    check_array(op, "positions", positions, I32, rows)
-    check_place(op, slab=slab, records=records, state_ids=state_ids, positions=positions)
-    return access, num_slots
-
-
-def check_ring_store(
-    slab: Any,
-    layout: Any,
-    layer: int,
-    kv: Any,
-    state_ids: Any,
-    positions: Any,
-    rope: Any,
-    kind: str,
-) -> tuple[RingAccess, int]:
-    """The ring's addresses and the number of state slots."""
-    op = "ring_store"
-    num_slots = check_slab(op, slab, layout, written=True)
-    access = ring_access(op, layout, layer, kind)
-    check_latent_format(op, access.format)
-    if positions is None:
-        raise ArgumentError(f"{op}: positions=None but each token needs one to find its row")
-    _check_kv(op, kv, positions, rope, access.format)
-    check_array(op, "state_ids", state_ids, I32, ((kv.shape[0], "kv.shape[0]"),))
-    check_place(op, slab=slab, kv=kv, state_ids=state_ids, positions=positions)
-    return access, num_slots
-
-
-def check_load_history(
-    slab: Any, layout: Any, layer: int, plan: Any, out: Any, kind: str
-) -> tuple[RingAccess, int]:
-    """The ring's addresses and the number of state slots."""
-    op = "load_history"
-    num_slots = check_slab(op, slab, layout, written=False)
-    access = ring_access(op, layout, layer, kind)
-    _check_ring_len(op, plan, layer, access)
-    check_array(op, "plan.segments", plan.segments, I32, ((None, ""), (3, "columns")))
-    check_array(op, "plan.num_segments", plan.num_segments, I32, ((1, "one count"),))
-    record_bytes = (access.format.record_bytes, "the ring's record_bytes")
-    check_output(op, "out", out, U8, ((None, ""), record_bytes))
-    _check_rows(op, "out", out, plan.history_rows, "num_seqs * window")
-    check_place(op, slab=slab, segments=plan.segments, num_segments=plan.num_segments, out=out)
-    return access, num_slots
-
-
-def _check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
+def check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
     if plan.ring_len != access.ring_len:
         raise ArgumentError(
             f"{op}: plan.ring_len={plan.ring_len} but the ring of layer {layer} has "
@@ -264,7 +189,7 @@ def _check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
         )
 
 
-def _check_rows(op: str, name: str, x: Any, rows: int, source: str) -> None:
+def check_rows(op: str, name: str, x: Any, rows: int, source: str) -> None:
     if x.shape[0] < rows:
         raise ArgumentError(f"{op}: {name}.shape[0]={x.shape[0]} but {source}={rows}")
 
@@ -302,7 +227,7 @@ def check_window_prefill(
     record_bytes = (fmt.record_bytes, "the format's record_bytes")
     check_array(op, "records", records, U8, ((None, ""), record_bytes))
     rows = plan.history_rows + plan.positions.shape[0]
-    _check_rows(op, "records", records, rows, "num_seqs * window + tokens")
+    check_rows(op, "records", records, rows, "num_seqs * window + tokens")
     axes = ((q.shape[0], "q.shape[0]"), (4, "columns"))
     check_array(op, "plan.pivots", plan.pivots, I32, axes)
     check_place(
@@ -333,7 +258,7 @@ def check_window_decode(
     op = "window_decode"
     num_slots = check_slab(op, slab, layout, written=False)
     access = ring_access(op, layout, layer, kind)
-    _check_ring_len(op, plan, layer, access)
+    check_ring_len(op, plan, layer, access)
     _check_attention(op, q, plan, access.format, out, lse, options)
     axes = ((q.shape[0], "q.shape[0]"), (2, "columns"))
     check_array(op, "plan.offset_len", plan.offset_len, I32, axes)

@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.errors import ArgumentError
 from ..layouts.formats import RecordFormat
 from ..layouts.rope import Rope
-from .arrays import as_array, backend_of, empty_like_backend
-from .checks import check_latent_format
+from .arrays import as_array, as_kv, backend_of, empty_like_backend, kv_parts
 from .operations import operation
+from .record_checks import check_kv, check_record_format, kv_places
 
 
 def encode_records(
@@ -23,19 +22,22 @@ def encode_records(
 ) -> Any:
     """Records of `kv`, uint8 [T, record_bytes]; returns `out`.
 
-    kv: bf16 (bfloat16 or uint16 bits) [T, head_dim], not rotated; positions int32 [T], needed with
-    `rope`. Rotated in float32, rounded to bf16, then quantized as the format says.
-    Raises ArgumentError for a format that is not latent mxfp8 or bf16, and for other shapes.
+    kv, not rotated: for a latent format bf16 (bfloat16 or uint16 bits) [T, head_dim]; for K and V
+    apart the pair (k, v), each [T, num_kv_heads, head_dim], bf16, or float16 for an fp16 format.
+    positions int32 [T], needed with `rope`. The vector, or K alone of a pair, is rotated in
+    float32 and rounded to its own type, then all is quantized as the format says.
+    Raises ArgumentError for a latent fp16 format, and for other shapes or dtypes.
     """
-    check_latent_format("encode_records", record_format)
-    kv = as_array(kv, "kv")
+    check_record_format("encode_records", record_format)
+    kv = as_kv(kv)
     positions = None if positions is None else as_array(positions, "positions")
     if out is None:
-        if len(kv.shape) != 2:
-            raise ArgumentError(f"encode_records: kv.shape={tuple(kv.shape)} but must be [T, D]")
-        out = empty_like_backend((kv.shape[0], record_format.record_bytes), np.uint8, kv)
+        tokens = check_kv("encode_records", kv, positions, rope, record_format)
+        like = kv_parts(kv)[0]
+        out = empty_like_backend((tokens, record_format.record_bytes), np.uint8, like)
     target = as_array(out, "out")
-    operation(backend_of(kv=kv, positions=positions, out=target), "encode_records")(
+    backend = backend_of(**kv_places(kv), positions=positions, out=target)
+    operation(backend, "encode_records")(
         kv, positions, target, record_format=record_format, rope=rope, stream=stream
     )
     return out

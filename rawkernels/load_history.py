@@ -25,9 +25,9 @@ def load_history(
     """Records of the `window` positions before each sequence's chunk, uint8
     [num_seqs * window, record_bytes]; returns `out`.
 
-    slab: flat uint8. Missing positions are records of zeros. Records are whole (values, then
-    scales) even where the ring is planar. `out` may have more rows; those past the history are
-    untouched, so the joint buffer of a layer can be passed.
+    slab: flat uint8. Missing positions are records of zeros. Records are whole (of each part the
+    values, then the scales) even where the ring is planar. `out` may have more rows; those past the
+    history are untouched, so the joint buffer of a layer can be passed.
     Raises ArgumentError for other shapes, or a plan made for another ring_len.
     """
     check_plan("load_history", plan, PrefillPlan)

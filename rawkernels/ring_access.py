@@ -9,9 +9,13 @@ from ..layouts.slots import RingKind, SlotLayout
 
 @dataclass(frozen=True)
 class RingAccess:
-    """Byte addresses of a layer's ring. The record at ring index i of state slot s has
-    `value_bytes` bytes at s * slot_bytes + value_offset + i * value_stride, and `scale_bytes`
-    bytes at s * slot_bytes + scale_offset + i * scale_stride. All counts are bytes."""
+    """Byte addresses of a layer's ring. The record at ring index i of state slot s has its
+    `value_bytes` of values from s * slot_bytes + value_offset + i * value_stride on, and its
+    `scale_bytes` of scales from s * slot_bytes + scale_offset + i * scale_stride on.
+
+    A latent record is one part. A record of K and V is two parts: V's values lie
+    `value_part_stride` behind K's, V's scales `scale_part_stride` behind K's. All counts are bytes.
+    """
 
     format: RecordFormat
     ring_len: int
@@ -22,6 +26,8 @@ class RingAccess:
     scale_offset: int
     scale_stride: int
     scale_bytes: int
+    value_part_stride: int
+    scale_part_stride: int
 
 
 def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa") -> RingAccess:
@@ -35,6 +41,7 @@ def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa")
     if fmt is None:
         raise ArgumentError(f"{op}: {ring.name} holds float32 state, not records")
     planar = fmt.plane_order == "planar"
+    before_scales = fmt.value_bytes * ring.ring_len if planar else fmt.part_value_bytes
     return RingAccess(
         format=fmt,
         ring_len=ring.ring_len,
@@ -42,7 +49,9 @@ def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa")
         value_offset=ring.offset,
         value_stride=fmt.value_bytes if planar else fmt.record_bytes,
         value_bytes=fmt.value_bytes,
-        scale_offset=ring.offset + fmt.value_bytes * (ring.ring_len if planar else 1),
+        scale_offset=ring.offset + before_scales,
         scale_stride=fmt.scale_bytes if planar else fmt.record_bytes,
         scale_bytes=fmt.scale_bytes,
+        value_part_stride=fmt.part_value_bytes if planar else fmt.part_bytes,
+        scale_part_stride=fmt.part_scale_bytes if planar else fmt.part_bytes,
     )

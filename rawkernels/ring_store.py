@@ -4,8 +4,9 @@ from typing import Any
 
 from ..layouts.rope import Rope
 from ..layouts.slots import RingKind, SlotLayout
-from .arrays import as_array, backend_of
+from .arrays import as_array, as_kv, backend_of
 from .operations import operation
+from .record_checks import kv_places
 
 
 def ring_store(
@@ -22,12 +23,13 @@ def ring_store(
 ) -> None:
     """The same bytes in the slab as `encode_records` followed by `store_records`.
 
-    slab: flat uint8; kv bf16 (bfloat16 or uint16 bits) [T, head_dim], not rotated; state_ids and
-    positions int32 [T]. Padding, duplicates and errors are those of `store_records`.
+    slab: flat uint8; kv as in `encode_records`: bf16 [T, head_dim], or (k, v) for rings of K and V,
+    not rotated; state_ids and positions int32 [T]. Padding, duplicates and errors are those of
+    `store_records`.
     """
-    slab, kv = as_array(slab, "slab"), as_array(kv, "kv")
+    slab, kv = as_array(slab, "slab"), as_kv(kv)
     state_ids, positions = as_array(state_ids, "state_ids"), as_array(positions, "positions")
-    backend = backend_of(slab=slab, kv=kv, state_ids=state_ids, positions=positions)
+    backend = backend_of(slab=slab, **kv_places(kv), state_ids=state_ids, positions=positions)
     operation(backend, "ring_store")(
         slab, layout, layer, kv, state_ids, positions, rope=rope, kind=kind, stream=stream
     )

@@ -23,7 +23,7 @@ FORMAT = record_format(512)
 
 def test_o01_record_offsets():
     """Records 4,067,203 and 4,067,204 of 528 bytes: 2,147,483,184 and 2,147,483,712."""
-    values, scales = buffer_addresses(np.int64([4_067_203, 4_067_204]), FORMAT)
+    values, scales = buffer_addresses(np.int64([4_067_203, 4_067_204]), FORMAT).part(0)
     assert values.tolist() == [2_147_483_184, 2_147_483_712]
     assert scales.tolist() == [2_147_483_696, 2_147_484_224]
 
@@ -33,7 +33,7 @@ def test_o01_ring_offsets(plane_order):
     """The last record of the last ring of slot 5,000 of V4.1's shape (43 rings of 134)."""
     layout = make_layout(record_format(512, plane_order=plane_order), 134, num_layers=43)
     access = ring_access("test", layout, 41)
-    (value,), (scale,) = ring_addresses(np.int64([5000 * 134 + 133]), access)
+    (value,), (scale,) = ring_addresses(np.int64([5000 * 134 + 133]), access).part(0)
     ring = 5000 * layout.slot_bytes + layout.ring(41).offset
     if plane_order == "planar":
         assert (value, scale) == (ring + 133 * 512, ring + 134 * 512 + 133 * 16)

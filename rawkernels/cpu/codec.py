@@ -19,6 +19,12 @@ BITS_OF_E4M3_NORMAL = np.uint32(0x3C800000)  # 2^-6, the smallest normal E4M3
 E4M3_STEPS_PER_ONE = np.float32(512.0)  # subnormal E4M3 values are multiples of 2^-9
 ROUND_TO_INTEGER = np.float32(8388608.0)  # 2^23: adding it rounds to a whole number, ties to even
 BF16_NAN = np.uint16(0x7FC0)
+FP16_NAN = np.uint16(0x7E00)
+FP16_INFINITY = np.uint32(0x7C00)
+FP16_REBIAS = np.float32(2.0**112)  # exponent bias 127 less 15
+BITS_OF_65520 = np.uint32(0x477FF000)  # halfway from 65,504 to 2^16: rounds to infinity
+BITS_OF_FP16_NORMAL = np.uint32(0x38800000)  # 2^-14, the smallest normal fp16
+FP16_STEPS_PER_ONE = np.float32(2.0**24)  # subnormal fp16 values are multiples of 2^-24
 
 
 @device_function
@@ -35,6 +41,38 @@ def bf16_round(x):
         return BF16_NAN
     odd = (u >> np.uint32(16)) & np.uint32(1)
     return np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@device_function
+def fp16_value(bits):
+    """float32 of fp16 bits, exact."""
+    magnitude = np.uint32(bits) & np.uint32(0x7FFF)
+    sign = (np.uint32(bits) & np.uint32(0x8000)) << np.uint32(16)
+    if magnitude >= FP16_INFINITY:
+        return np.uint32(sign | INFINITY | ((magnitude & np.uint32(0x3FF)) << np.uint32(13))).view(
+            np.float32
+        )
+    # Read as a float32, exponent and mantissa are 2^(15 - 127) too small; the product is exact.
+    small = np.uint32(magnitude << np.uint32(13)).view(np.float32)
+    return np.uint32(np.float32(small * FP16_REBIAS).view(np.uint32) | sign).view(np.float32)
+
+
+@device_function
+def fp16_round(x):
+    """fp16 bits of a float32, to nearest even; NaN becomes 0x7E00."""
+    u = np.float32(x).view(np.uint32)
+    a = u & MAGNITUDE
+    if a > INFINITY:
+        return FP16_NAN
+    sign = (u & SIGN_BIT) >> np.uint32(16)
+    if a >= BITS_OF_65520:
+        return np.uint16(sign | FP16_INFINITY)
+    if a < BITS_OF_FP16_NORMAL:
+        steps = np.float32(np.uint32(a).view(np.float32) * FP16_STEPS_PER_ONE) + ROUND_TO_INTEGER
+        return np.uint16(sign | (np.float32(steps).view(np.uint32) & np.uint32(0x7FF)))
+    odd = (a >> np.uint32(13)) & np.uint32(1)
+    rounded = a + np.uint32(0xFFF) + odd  # keep 10 of 23 mantissa bits
+    return np.uint16(sign | ((rounded >> np.uint32(13)) - np.uint32((E8M0_BIAS - 15) << 10)))
 
 
 @device_function

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...layouts.plans import PrefillPlan
 from ...layouts.slots import SlotLayout
-from ..checks import check_load_history
+from ..record_checks import check_load_history
 from ..value_checks import check_segment_values
 from .record_kernels import buffer_addresses, copy_records, ring_addresses
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...layouts.slots import SlotLayout
-from ..checks import check_store_records
+from ..record_checks import check_store_records
 from ..value_checks import check_store_values
 from .record_kernels import buffer_addresses, copy_records, ring_addresses, rows_to_store
 

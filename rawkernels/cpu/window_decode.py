@@ -46,7 +46,7 @@ def window_decode(
     if q.size == 0:
         return
     rows, ranges = visible_rows(plan.offset_len, access.ring_len)
-    keys = decode_rows(slab, ring_addresses(rows, access), access.format)
+    keys = decode_rows(slab, ring_addresses(rows, access), access.format)[:, 0]
     attend(
         q,
         keys,

@@ -43,7 +43,8 @@ def window_prefill(
     if q.size == 0:
         return
     rows = visible_rows(plan.pivots, plan.history_rows + q.shape[0])
-    keys = decode_rows(records.reshape(-1), buffer_addresses(rows, record_format), record_format)
+    addresses = buffer_addresses(rows, record_format)
+    keys = decode_rows(records.reshape(-1), addresses, record_format)[:, 0]
     attend(
         q,
         keys,

@@ -1,22 +1,31 @@
-// One vector to one record by one warp: rotate, round to bf16, quantize. Shared by encode_records
-// and ring_store, so both make the same bytes.
+// A token's vectors to one part of its record by one warp: rotate, round to bf16 (or fp16),
+// quantize. A part is the one vector of a latent record, or all KV heads of K, or of V. Shared by
+// encode_records, ring_store and paged_store, so all make the same bytes.
 #pragma once
+#include "fp16.cuh"
 #include "memory.cuh"
 #include "mxfp8.cuh"
 #include "rope.cuh"
 
-static_assert(RECORD_MXFP8 == 0 || RECORD_MXFP8 == 1, "records are mxfp8 or bf16");
-static_assert(HEAD_DIM > 0, "a vector has elements");
+static_assert(RECORD_MXFP8 == 0 || RECORD_MXFP8 == 1, "records are mxfp8, or bf16 or fp16");
+static_assert(VALUES_FP16 == 0 || VALUES_FP16 == 1, "vectors are bf16 or fp16");
+static_assert(!RECORD_MXFP8 || !VALUES_FP16, "mxfp8 records are made from bf16");
+static_assert(HEAD_DIM > 0 && KV_HEADS > 0, "a vector has elements");
+static_assert(PARTS == 2 || (PARTS == 1 && KV_HEADS == 1), "K and V, or one latent vector");
 static_assert(!RECORD_MXFP8 || HEAD_DIM % MX_BLOCK == 0, "mxfp8 records hold whole blocks");
 static_assert(ROPE_DIMS >= 0 && ROPE_DIMS % 2 == 0 && ROPE_DIMS <= HEAD_DIM, "0 is no rotation");
 static_assert(STORE_BYTES == 16 || STORE_BYTES == 8 || STORE_BYTES == 4 || STORE_BYTES == 2 ||
                   STORE_BYTES == 1,
               "records are written in pieces of a power of two");
 
-constexpr int WARPS = 8;                                  // records of a thread block
+constexpr int WARPS = 8;                                  // parts of a thread block
+constexpr int PART_DIMS = KV_HEADS * HEAD_DIM;            // elements of a part
 constexpr int LANE_DIMS = HEAD_DIM % CHUNK == 0 ? CHUNK : 1;  // elements of a lane in one round
-constexpr int LANES = HEAD_DIM / LANE_DIMS;               // lanes a vector needs
+constexpr int LANES = PART_DIMS / LANE_DIMS;              // lanes a part needs
 constexpr int ROUNDS = (LANES + 31) / 32;
+// Loads in flight of a lane. A wide part goes in turns: with more loads the registers leave room
+// for fewer warps, and ptxas spills.
+constexpr int TURN_ROUNDS = ROUNDS < 2 ? ROUNDS : 2;
 constexpr int ROPE_START = HEAD_DIM - ROPE_DIMS;          // first rotated element
 constexpr int NUM_PAIRS = ROPE_DIMS / 2;
 constexpr int TABLE_PAIRS = NUM_PAIRS > 0 ? NUM_PAIRS : 1;
@@ -24,10 +33,18 @@ constexpr int TABLE_PAIRS = NUM_PAIRS > 0 ? NUM_PAIRS : 1;
 constexpr bool WHOLE_LANES = LANE_DIMS == CHUNK && ROPE_START % CHUNK == 0 &&
                              (ROPE_ADJACENT || NUM_PAIRS % CHUNK == 0);
 
-struct RecordPlace {
+struct RecordPlace {  // of one part
   uint8_t* values;
-  uint8_t* scales;  // not used by bf16 records
+  uint8_t* scales;  // not used by records without scales
 };
+
+// A bf16 or fp16 element as float32, and back.
+__device__ __forceinline__ float value_float(uint16_t bits) {
+  return VALUES_FP16 ? fp16_float(bits) : bf16_float(bits);
+}
+__device__ __forceinline__ uint16_t float_value(float x) {
+  return VALUES_FP16 ? float_fp16(x) : float_bf16(x);
+}
 
 // Fills a warp's table of (cos, sin), one lane a pair. Ends with the warp in step.
 __device__ __forceinline__ void prepare_rotation(const double2* table, int32_t position, int lane,
@@ -38,15 +55,15 @@ __device__ __forceinline__ void prepare_rotation(const double2* table, int32_t p
   __syncwarp();
 }
 
-// Element e of the rotated vector, from memory: for shapes whose pairs do not fit whole lanes.
+// Element e of a rotated head, from memory: for shapes whose pairs do not fit whole lanes.
 __device__ __forceinline__ float rotated_element(const uint16_t* kv, int e,
                                                  const float2 (&rotation)[TABLE_PAIRS]) {
   int r = e - ROPE_START;
   bool is_first = ROPE_ADJACENT ? r % 2 == 0 : r < NUM_PAIRS;
   int pair = ROPE_ADJACENT ? r / 2 : (is_first ? r : r - NUM_PAIRS);
   int distance = ROPE_ADJACENT ? 1 : NUM_PAIRS;
-  float x0 = bf16_float(__ldg(kv + (is_first ? e : e - distance)));
-  float x1 = bf16_float(__ldg(kv + (is_first ? e + distance : e)));
+  float x0 = value_float(__ldg(kv + (is_first ? e : e - distance)));
+  float x1 = value_float(__ldg(kv + (is_first ? e + distance : e)));
   float2 turned = rotation[pair];
   return is_first ? rotated_first(x0, x1, turned) : rotated_second(x0, x1, turned);
 }
@@ -55,14 +72,15 @@ __device__ __forceinline__ void unpack_chunk(uint4 raw, float (&x)[CHUNK]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    x[2 * i] = low_bf16(words[i]);
-    x[2 * i + 1] = high_bf16(words[i]);
+    x[2 * i] = VALUES_FP16 ? fp16_float((uint16_t)words[i]) : low_bf16(words[i]);
+    x[2 * i + 1] = VALUES_FP16 ? fp16_float((uint16_t)(words[i] >> 16)) : high_bf16(words[i]);
   }
 }
 
-__device__ __forceinline__ float rounded(float x) { return bf16_float(float_bf16(x)); }
+__device__ __forceinline__ float rounded(float x) { return value_float(float_value(x)); }
 
-// Rotates the eight elements from e on in place and rounds them to bf16.
+// Rotates the eight elements from e on of the head at kv in place and rounds them to the vectors'
+// type.
 __device__ __forceinline__ void rotate_chunk(const uint16_t* kv, int e,
                                              const float2 (&rotation)[TABLE_PAIRS],
                                              float (&x)[CHUNK]) {
@@ -91,14 +109,16 @@ __device__ __forceinline__ void rotate_chunk(const uint16_t* kv, int e,
   }
 }
 
-// bf16 records whose head_dim is no multiple of 8: one lane an element.
+// Records without scales whose head_dim is no multiple of 8: one lane an element.
 __device__ __forceinline__ void store_elements(const uint16_t* kv,
                                                const float2 (&rotation)[TABLE_PAIRS],
-                                               RecordPlace to, int lane) {
+                                               bool is_rotated, RecordPlace to, int lane) {
 #pragma unroll 1
-  for (int e = lane; e < HEAD_DIM; e += 32) {
+  for (int e = lane; e < PART_DIMS; e += 32) {
     uint16_t bits = __ldg(kv + e);
-    if (e >= ROPE_START) bits = float_bf16(rotated_element(kv, e, rotation));
+    int in_head = e % HEAD_DIM;
+    if (is_rotated && in_head >= ROPE_START)
+      bits = float_value(rotated_element(kv + (e - in_head), in_head, rotation));
     if constexpr (STORE_BYTES >= 2) {
       *(uint16_t*)(to.values + 2 * e) = bits;
     } else {
@@ -108,48 +128,67 @@ __device__ __forceinline__ void store_elements(const uint16_t* kv,
   }
 }
 
-// kv: bf16 [HEAD_DIM] at a multiple of 16 bytes where HEAD_DIM % 8 == 0; table may be null where
-// ROPE_DIMS is 0. All 32 lanes of the warp take part.
-__device__ __forceinline__ void encode_record(const uint16_t* kv, const double2* table,
-                                              int32_t position, float amax_floor,
-                                              float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
-                                              int lane) {
-  if constexpr (LANE_DIMS != CHUNK) {
-    if constexpr (ROPE_DIMS > 0) prepare_rotation(table, position, lane, rotation);
-    store_elements(kv, rotation, to, lane);
-  } else {
-    uint4 raw[ROUNDS];
+// The eight elements of chunk `chunk` of a part, loaded as `raw`; lanes past the part take part in
+// the shuffles and store nothing.
+__device__ __forceinline__ void encode_lane(const uint16_t* kv, uint4 raw, int chunk,
+                                            bool is_rotated, float amax_floor,
+                                            const float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
+                                            int lane) {
+  bool inside = chunk < LANES;
+  // Where the first element lies in its head.
+  int in_head = KV_HEADS == 1 ? chunk * CHUNK : chunk * CHUNK % HEAD_DIM;
+  float x[CHUNK];
+  unpack_chunk(raw, x);
+  if constexpr (ROPE_DIMS > 0) {
+    if (inside && is_rotated) rotate_chunk(kv + (chunk * CHUNK - in_head), in_head, rotation, x);
+  }
+  if constexpr (RECORD_MXFP8) {
+    uint32_t words[2];
+    uint32_t code = encode_chunk<SCALE_CEIL>(x, __float_as_uint(amax_floor), words);
+    if (!inside) return;
+    store_words<(STORE_BYTES < 8 ? STORE_BYTES : 8)>(to.values + chunk * CHUNK, words);
+    if (lane % BLOCK_LANES == 0) to.scales[chunk / BLOCK_LANES] = (uint8_t)code;
+  } else if (inside) {
+    uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    if (is_rotated && in_head + CHUNK > ROPE_START) {
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-      int chunk = r * 32 + lane;
-      raw[r] = make_uint4(0, 0, 0, 0);
-      if (chunk < LANES) raw[r] = __ldg((const uint4*)kv + chunk);
+      for (int i = 0; i < 4; i++)  // exact: rotated elements are of the vectors' type already
+        words[i] = VALUES_FP16
+                       ? (uint32_t)float_fp16(x[2 * i]) | (uint32_t)float_fp16(x[2 * i + 1]) << 16
+                       : __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]),
+                                     0x7632);
     }
-    if constexpr (ROPE_DIMS > 0) prepare_rotation(table, position, lane, rotation);
+    store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, words);
+  }
+}
+
+// kv: bf16 or fp16 [KV_HEADS, HEAD_DIM] at a multiple of 16 bytes where HEAD_DIM % 8 == 0; table
+// may be null where ROPE_DIMS is 0. Every head is rotated alike, or none is (the values of a pair).
+// All 32 lanes of the warp take part.
+__device__ __forceinline__ void encode_part(const uint16_t* kv, const double2* table,
+                                            int32_t position, bool is_rotated, float amax_floor,
+                                            float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
+                                            int lane) {
+  is_rotated = ROPE_DIMS > 0 && is_rotated;
+  if constexpr (LANE_DIMS != CHUNK) {
+    if (is_rotated) prepare_rotation(table, position, lane, rotation);
+    store_elements(kv, rotation, is_rotated, to, lane);
+    return;
+  } else {
+#pragma unroll 1
+    for (int turn = 0; turn < ROUNDS; turn += TURN_ROUNDS) {
+      uint4 raw[TURN_ROUNDS];
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-      int chunk = r * 32 + lane;
-      bool inside = chunk < LANES;
-      float x[CHUNK];
-      unpack_chunk(raw[r], x);
-      if constexpr (ROPE_DIMS > 0) {
-        if (inside) rotate_chunk(kv, chunk * CHUNK, rotation, x);
+      for (int r = 0; r < TURN_ROUNDS; r++) {
+        int chunk = (turn + r) * 32 + lane;
+        raw[r] = make_uint4(0, 0, 0, 0);
+        if (chunk < LANES) raw[r] = __ldg((const uint4*)kv + chunk);
       }
-      if constexpr (RECORD_MXFP8) {
-        uint32_t words[2];
-        uint32_t code = encode_chunk<SCALE_CEIL>(x, __float_as_uint(amax_floor), words);
-        if (!inside) continue;
-        store_words<(STORE_BYTES < 8 ? STORE_BYTES : 8)>(to.values + chunk * CHUNK, words);
-        if (lane % BLOCK_LANES == 0) to.scales[chunk / BLOCK_LANES] = (uint8_t)code;
-      } else if (inside) {
-        uint32_t words[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
-        if (ROPE_DIMS > 0 && chunk * CHUNK + CHUNK > ROPE_START) {
+      if (turn == 0 && is_rotated) prepare_rotation(table, position, lane, rotation);
 #pragma unroll
-          for (int i = 0; i < 4; i++)  // exact: rotated elements are bf16 already
-            words[i] =
-                __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]), 0x7632);
-        }
-        store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, words);
+      for (int r = 0; r < TURN_ROUNDS; r++) {
+        int chunk = (turn + r) * 32 + lane;
+        encode_lane(kv, raw[r], chunk, is_rotated, amax_floor, rotation, to, lane);
       }
     }
   }

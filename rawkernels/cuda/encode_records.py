@@ -5,14 +5,14 @@ from typing import Any
 from ...layouts.formats import RecordFormat, make_record_format
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil
-from ..checks import check_encode_records
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from ..record_checks import check_encode_records, kv_places
 from .rope_tables import device_rope_table
 from .widths import MAX_PIECE_BYTES, piece_bytes
 
 CHUNK = 8  # elements that a lane loads at once, where head_dim allows
-WARPS = 8  # records of a thread block
+WARPS = 8  # parts of records of a thread block
 THREADS = 32 * WARPS
 
 
@@ -22,7 +22,10 @@ def encode_macros(
     """Macros of encode.cuh for a record format and a rotation."""
     return macro_set(
         HEAD_DIM=record_format.head_dim,
+        KV_HEADS=record_format.num_kv_heads,
+        PARTS=record_format.num_parts,
         RECORD_MXFP8=int(record_format.type == "mxfp8"),
+        VALUES_FP16=int(record_format.type == "fp16"),
         SCALE_CEIL=int(record_format.scale_rounding == "ceil"),
         ROPE_DIMS=rope.dims if rope is not None else 0,
         ROPE_ADJACENT=int(rope is not None and rope.pairing == "adjacent"),
@@ -36,8 +39,15 @@ def _build(
     rope: tuple[int, str] | None = None,
     record_type: str = "mxfp8",
     scale_rounding: str = "ceil",
+    kv_heads: int = 0,
 ) -> MacroItems:
-    record_format = make_record_format(record_type, head_dim, scale_rounding=scale_rounding)
+    record_format = make_record_format(
+        record_type,
+        head_dim,
+        scale_rounding=scale_rounding,
+        latent=kv_heads == 0,
+        num_kv_heads=kv_heads or 1,
+    )
     return encode_macros(record_format, rope and Rope(10_000.0, *rope), store_bytes)
 
 
@@ -49,25 +59,33 @@ ENCODE_BUILDS = (
     _build(64, 2, (16, "adjacent")),  # records of 66 bytes
     _build(96, 1, (24, "half")),  # pairs that do not fit whole lanes
     _build(20, 8, (6, "adjacent"), record_type="bf16"),  # one lane an element
+    _build(128, 16, (128, "half"), kv_heads=8),  # Mistral 7B
+    _build(128, 16, (128, "half"), record_type="bf16", kv_heads=16),  # Gemma
+    _build(64, 16, (64, "half"), kv_heads=8),  # gpt-oss
+    _build(256, 16, (256, "adjacent"), record_type="fp16", kv_heads=16),  # a part in many turns
+    _build(80, 16, (20, "half"), record_type="fp16", kv_heads=3),
 )
 
 PARAMS = ParamsStruct(
     "EncodeParams",
     (
-        ("kv", "const uint16_t*"),
+        ("k", "const uint16_t*"),
+        ("v", "const uint16_t*"),
         ("positions", "const int32_t*"),
         ("table", "const double*"),
         ("out", "uint8_t*"),
         ("num_tokens", "int64_t"),
-        ("record_bytes", "int64_t"),
+        ("part_bytes", "int64_t"),
         ("value_bytes", "int64_t"),
         ("amax_floor", "float"),
     ),
     docs=(
-        ("kv", "bf16 [num_tokens, HEAD_DIM]"),
+        ("k", "[num_tokens, KV_HEADS, HEAD_DIM]; the vectors themselves of latent records"),
+        ("v", "like k; null for latent records"),
         ("positions", "[num_tokens]; null where ROPE_DIMS is 0"),
         ("table", "[ROPE_TABLE_ROWS, ROPE_DIMS / 2, 2]; null where ROPE_DIMS is 0"),
-        ("out", "[num_tokens, record_bytes]"),
+        ("out", "[num_tokens, PARTS * part_bytes]"),
+        ("value_bytes", "of one part"),
     ),
 )
 ENCODE = KernelSource("encode_records", PARAMS, macro_sets=ENCODE_BUILDS)
@@ -83,24 +101,24 @@ def encode_records(
     rope: Rope | None = None,
     stream: Any = None,
 ) -> None:
-    """kv bf16 [T, D], positions int32 [T] (None without rope) -> out uint8 [T, record_bytes]."""
-    check_encode_records(kv, positions, out, record_format, rope)
-    check_current_device("encode_records", kv)
+    """kv bf16 [T, D], or (k, v) of bf16 or float16 [T, H, D] each; positions int32 [T] (None
+    without rope) -> out uint8 [T, record_bytes]."""
+    num_tokens = check_encode_records(kv, positions, out, record_format, rope)
+    check_current_device("encode_records", out)
     check_kv_alignment("encode_records", kv)
 
-    num_tokens = kv.shape[0]
-    grid = (div_ceil(num_tokens, WARPS),)
+    grid = (div_ceil(num_tokens * record_format.num_parts, WARPS),)
 
-    store = piece_bytes(record_format.record_bytes, device_pointer(out))
+    store = piece_bytes(record_format.part_bytes, device_pointer(out))
     table = None if rope is None else device_rope_table(rope)
     params = PARAMS.pack(
-        kv=device_pointer(kv),
+        **kv_pointers(kv),
         positions=device_pointer(positions),
         table=device_pointer(table),
         out=device_pointer(out),
         num_tokens=num_tokens,
-        record_bytes=record_format.record_bytes,
-        value_bytes=record_format.value_bytes,
+        part_bytes=record_format.part_bytes,
+        value_bytes=record_format.part_value_bytes,
         amax_floor=record_format.amax_floor or 0.0,
     )
 
@@ -110,5 +128,12 @@ def encode_records(
 
 def check_kv_alignment(operation: str, kv: Any) -> None:
     """Where rows are whole 16-byte vectors, they must start at one."""
-    if kv.shape[1] % CHUNK == 0:
-        check_alignment(operation, "kv", kv, MAX_PIECE_BYTES)
+    for name, part in kv_places(kv).items():
+        if part.shape[-1] % CHUNK == 0:
+            check_alignment(operation, name, part, MAX_PIECE_BYTES)
+
+
+def kv_pointers(kv: Any) -> dict[str, int]:
+    """The fields `k` and `v` of a kernel that encodes."""
+    k, v = kv if isinstance(kv, tuple) else (kv, None)
+    return {"k": device_pointer(k), "v": device_pointer(v)}

@@ -11,7 +11,7 @@
 #include "load_history_params.cuh"
 #include "memory.cuh"
 
-static_assert(VALUE_UNITS > 0 && VALUE_UNITS <= RECORD_UNITS, "values come first");
+static_assert(RECORD_UNITS % PARTS == 0, "parts are equal");
 static_assert(sizeof(LoadHistoryParams) == PARAMS_BYTES, "the launcher's dtype");
 
 constexpr int THREADS = 128;
@@ -20,6 +20,9 @@ constexpr int CHUNK_ROWS = RECORD_UNITS < TARGET_UNITS ? TARGET_UNITS / RECORD_U
 constexpr int CHUNK_UNITS = CHUNK_ROWS * RECORD_UNITS;
 constexpr int ROUNDS = (CHUNK_UNITS + THREADS - 1) / THREADS;
 static_assert(CHUNK_ROWS == LAUNCH_BLOCK_TOKENS, "the launcher's grid");
+constexpr int PART_UNITS = RECORD_UNITS / PARTS;
+constexpr int SCALE_UNITS = PART_UNITS - VALUE_UNITS;
+static_assert(VALUE_UNITS > 0 && SCALE_UNITS >= 0, "values come first in a part");
 typedef UnitOf<UNIT_BYTES>::type Unit;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -50,9 +53,10 @@ load_history(const __grid_constant__ LoadHistoryParams p) {
     raw[r] = Unit{};
     if (unit >= rows * RECORD_UNITS || is_zero) continue;
     int row = unit / RECORD_UNITS, u = unit % RECORD_UNITS;
-    raw[r] = u < VALUE_UNITS
-                 ? load_early((const Unit*)(values + row * p.value_stride) + u)
-                 : load_early((const Unit*)(scales + row * p.scale_stride) + (u - VALUE_UNITS));
+    int part = u / PART_UNITS, w = u % PART_UNITS;
+    const Unit* value = (const Unit*)(values + row * p.value_stride) + part * VALUE_UNITS + w;
+    const Unit* scale = (const Unit*)(scales + row * p.scale_stride) + part * SCALE_UNITS;
+    raw[r] = load_early(w < VALUE_UNITS ? value : scale + (w - VALUE_UNITS));
   }
 #pragma unroll
   for (int r = 0; r < ROUNDS; r++) {

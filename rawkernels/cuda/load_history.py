@@ -5,9 +5,9 @@ from typing import Any
 from ...layouts.plans import PrefillPlan
 from ...layouts.sizes import div_ceil
 from ...layouts.slots import SlotLayout
-from ..checks import check_load_history
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_current_device, device_pointer, get_kernel
+from ..record_checks import check_load_history
 from .store_records import COPY_BUILDS, THREADS, ring_copy_macros
 
 PARAMS = ParamsStruct(

@@ -12,7 +12,7 @@
 #include "ring_rows.cuh"
 #include "store_records_params.cuh"
 
-static_assert(VALUE_UNITS > 0 && VALUE_UNITS <= RECORD_UNITS, "values come first");
+static_assert(RECORD_UNITS % PARTS == 0, "parts are equal");
 static_assert(sizeof(StoreRecordsParams) == PARAMS_BYTES, "the launcher's dtype");
 
 constexpr int THREADS = 128;
@@ -21,6 +21,9 @@ constexpr int BLOCK_TOKENS = RECORD_UNITS < TARGET_UNITS ? TARGET_UNITS / RECORD
 constexpr int BLOCK_UNITS = BLOCK_TOKENS * RECORD_UNITS;
 constexpr int ROUNDS = (BLOCK_UNITS + THREADS - 1) / THREADS;
 static_assert(BLOCK_TOKENS == LAUNCH_BLOCK_TOKENS, "the launcher's grid");
+constexpr int PART_UNITS = RECORD_UNITS / PARTS;
+constexpr int SCALE_UNITS = PART_UNITS - VALUE_UNITS;
+static_assert(VALUE_UNITS > 0 && SCALE_UNITS >= 0, "values come first in a part");
 typedef UnitOf<UNIT_BYTES>::type Unit;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -56,8 +59,10 @@ store_records(const __grid_constant__ StoreRecordsParams p) {
     if (unit >= tokens * RECORD_UNITS) break;
     int t = unit / RECORD_UNITS, u = unit % RECORD_UNITS;
     if (value_at[t] < 0) continue;
-    int64_t at = u < VALUE_UNITS ? value_at[t] + (int64_t)u * UNIT_BYTES
-                                 : scale_at[t] + (int64_t)(u - VALUE_UNITS) * UNIT_BYTES;
+    int part = u / PART_UNITS, w = u % PART_UNITS;
+    int value = part * VALUE_UNITS + w, scale = part * SCALE_UNITS + w - VALUE_UNITS;
+    int64_t at = w < VALUE_UNITS ? value_at[t] + value * UNIT_BYTES
+                                 : scale_at[t] + scale * UNIT_BYTES;
     *(Unit*)(p.slab + at) = raw[r];
   }
 }

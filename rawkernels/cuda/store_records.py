@@ -4,9 +4,9 @@ from typing import Any
 
 from ...layouts.sizes import div_ceil, div_exact
 from ...layouts.slots import SlotLayout
-from ..checks import check_store_records
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
 from ..device.module import check_current_device, device_pointer, get_kernel
+from ..record_checks import check_store_records
 from ..ring_access import RingAccess
 from .widths import piece_bytes
 
@@ -39,13 +39,15 @@ PARAMS = ParamsStruct(
 )
 
 
-def copy_macros(unit_bytes: int, value_bytes: int, record_bytes: int) -> MacroItems:
-    """Macros of the copying kernels: pieces of a record, and records of a thread block."""
+def copy_macros(unit_bytes: int, value_bytes: int, record_bytes: int, parts: int = 1) -> MacroItems:
+    """Macros of the copying kernels: pieces of a record and of its `parts`, each `value_bytes` of
+    values and then its scales, and records of a thread block."""
     record_units = div_exact(record_bytes, unit_bytes)
     return macro_set(
         UNIT_BYTES=unit_bytes,
         VALUE_UNITS=div_exact(value_bytes, unit_bytes),
         RECORD_UNITS=record_units,
+        PARTS=parts,
         LAUNCH_BLOCK_TOKENS=block_records(record_units),
     )
 
@@ -57,15 +59,14 @@ def block_records(record_units: int) -> int:
 
 def ring_copy_macros(ring: RingAccess, slab: Any, buffer: Any) -> MacroItems:
     """Macros to copy whole records of `buffer` to or from a ring of `slab`."""
-    record_bytes = ring.format.record_bytes
-    sides = (device_pointer(slab), device_pointer(buffer), record_bytes, ring.slot_bytes)
-    if ring.scale_offset == ring.value_offset + ring.value_bytes and (
-        ring.value_stride == record_bytes
-    ):  # whole in the ring too: one run of bytes
-        return copy_macros(piece_bytes(*sides, ring.value_offset), record_bytes, record_bytes)
-    planes = (ring.value_offset, ring.value_stride, ring.value_bytes)
-    unit = piece_bytes(*sides, *planes, ring.scale_offset, ring.scale_stride)
-    return copy_macros(unit, ring.value_bytes, record_bytes)
+    fmt = ring.format
+    sides = (device_pointer(slab), device_pointer(buffer), fmt.record_bytes, ring.slot_bytes)
+    if fmt.plane_order == "interleaved":  # whole in the ring too: one run of bytes
+        unit = piece_bytes(*sides, ring.value_offset)
+        return copy_macros(unit, fmt.record_bytes, fmt.record_bytes)
+    pieces = (fmt.part_value_bytes, fmt.part_scale_bytes)  # both strides are multiples of these
+    unit = piece_bytes(*sides, *pieces, ring.value_offset, ring.scale_offset)
+    return copy_macros(unit, fmt.part_value_bytes, fmt.record_bytes, fmt.num_parts)
 
 
 COPY_BUILDS = (
@@ -74,6 +75,8 @@ COPY_BUILDS = (
     copy_macros(16, 1024, 1024),  # bf16
     copy_macros(2, 66, 66),  # small records of head_dim 64
     copy_macros(1, 32, 33),  # head_dim 32, planar
+    copy_macros(16, 2112, 2112),  # Mistral 7B, interleaved
+    copy_macros(16, 512, 1056, 2),  # gpt-oss, planar
 )
 STORE = KernelSource("store_records", PARAMS, macro_sets=COPY_BUILDS)
 KERNELS = (STORE,)

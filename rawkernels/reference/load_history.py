@@ -4,9 +4,9 @@ from typing import Any
 
 from ...layouts.plans import PrefillPlan
 from ...layouts.slots import SlotLayout
-from ..checks import check_load_history
+from ..record_checks import check_load_history
 from ..value_checks import check_segment_values
-from .store_records import ring_planes
+from .store_records import read_records, ring_pieces
 
 
 def load_history(
@@ -24,11 +24,11 @@ def load_history(
     A segment with source -1 gives records of zeros. Rows past num_seqs * window are untouched.
     """
     access, num_slots = check_load_history(slab, layout, layer, plan, out, kind)
-    values, scales = ring_planes(slab, access)
+    pieces = ring_pieces(slab, access)
     for source, target, rows in check_segment_values("load_history", plan, num_slots).tolist():
         if source < 0:
             out[target : target + rows] = 0
             continue
         state_id, index = divmod(source, access.ring_len)
-        out[target : target + rows, : access.value_bytes] = values[state_id, index : index + rows]
-        out[target : target + rows, access.value_bytes :] = scales[state_id, index : index + rows]
+        indices = slice(index, index + rows)
+        out[target : target + rows] = read_records(pieces, (state_id, indices))

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...layouts.rings import ring_index
 from ...layouts.slots import SlotLayout
-from ..checks import check_store_records
+from ..record_checks import check_store_records
 from ..ring_access import RingAccess
 from ..value_checks import check_store_values
 
@@ -31,13 +31,12 @@ def store_records(
         slab, layout, layer, records, state_ids, positions, kind
     )
     check_store_values("store_records", state_ids, positions, num_slots)
-    values, scales = ring_planes(slab, access)
+    pieces = ring_pieces(slab, access)
     for t in range(records.shape[0]):
         if state_ids[t] < 0 or is_overwritten(t, state_ids, positions, access.ring_len):
             continue
         index = ring_index(int(positions[t]), access.ring_len)
-        values[state_ids[t], index] = records[t, : access.value_bytes]
-        scales[state_ids[t], index] = records[t, access.value_bytes :]
+        write_record(pieces, (state_ids[t], index), records[t])
 
 
 def is_overwritten(t: int, state_ids: np.ndarray, positions: np.ndarray, ring_len: int) -> bool:
@@ -50,18 +49,36 @@ def is_overwritten(t: int, state_ids: np.ndarray, positions: np.ndarray, ring_le
     )
 
 
-def ring_planes(slab: np.ndarray, access: RingAccess) -> tuple[np.ndarray, np.ndarray]:
-    """Views of a ring's value bytes and scale bytes, uint8 [num_state_slots, ring_len, bytes]."""
+def ring_pieces(slab: np.ndarray, access: RingAccess) -> list[np.ndarray]:
+    """Views of a ring's bytes in the order of a whole record, uint8 [num_state_slots, ring_len,
+    bytes]: values and scales of its one part, or of K and then of V."""
     by_slot = slab.reshape(-1, access.slot_bytes)
+    fmt = access.format
 
-    def plane(offset: int, stride: int, width: int) -> np.ndarray:
+    def piece(offset: int, stride: int, width: int) -> np.ndarray:
         return np.lib.stride_tricks.as_strided(
             by_slot[:, offset:],
             shape=(by_slot.shape[0], access.ring_len, width),
             strides=(access.slot_bytes, stride, 1),
         )
 
-    return (
-        plane(access.value_offset, access.value_stride, access.value_bytes),
-        plane(access.scale_offset, access.scale_stride, access.scale_bytes),
-    )
+    pieces = []
+    for part in range(fmt.num_parts):
+        values = access.value_offset + part * access.value_part_stride
+        scales = access.scale_offset + part * access.scale_part_stride
+        pieces.append(piece(values, access.value_stride, fmt.part_value_bytes))
+        pieces.append(piece(scales, access.scale_stride, fmt.part_scale_bytes))
+    return pieces
+
+
+def write_record(pieces: list[np.ndarray], at: tuple, record: np.ndarray) -> None:
+    """Put whole records [..., record_bytes] at `at` of each piece of a ring."""
+    start = 0
+    for piece in pieces:
+        piece[at] = record[..., start : start + piece.shape[2]]
+        start += piece.shape[2]
+
+
+def read_records(pieces: list[np.ndarray], at: tuple) -> np.ndarray:
+    """The whole records at `at`, uint8 [..., record_bytes]; a copy."""
+    return np.concatenate([piece[at] for piece in pieces], axis=-1)

@@ -12,7 +12,7 @@ from ..checks import check_window_decode
 from ..value_checks import check_decode_values
 from .attention import attend_token, decode_records, rotate_back, write_output
 from .bf16 import bf16_to_float32
-from .store_records import ring_planes
+from .store_records import read_records, ring_pieces
 
 
 def window_decode(
@@ -50,15 +50,15 @@ def window_decode(
         rope_out=rope_out,
     )
     check_decode_values("window_decode", plan, num_slots)
-    values, scales = ring_planes(slab, access)
+    pieces = ring_pieces(slab, access)
     queries = bf16_to_float32(bf16_bits(q, "q")).astype(np.float64)
     exact = np.zeros(q.shape, np.float64)
     for t, (offset, length) in enumerate(plan.offset_len.tolist()):
         state_id, oldest = divmod(offset, access.ring_len) if length else (0, 0)
         indices = (oldest + np.arange(length)) % access.ring_len
-        rows = [plane[state_id, indices] for plane in (values, scales)] if length else None
-        records = np.concatenate(rows, axis=1) if rows else np.zeros((0, 1), np.uint8)
-        keys = decode_records(records, access.format) if rows else np.zeros((0, q.shape[2]))
+        keys = np.zeros((0, q.shape[2]))
+        if length:
+            keys = decode_records(read_records(pieces, (state_id, indices)), access.format)
         exact[t], lse[t] = attend_token(
             queries[t],
             keys,
