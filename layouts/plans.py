@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SEGMENTS = 3  # copies a sequence's history can need: zeros, up to the wrap, from the wrap on
+MAX_PINNED_SEGMENTS = 2  # and those of its pinned positions: copied, zeros
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,17 @@ class DecodePlan:
     positions    [T]
     offset_len   [T, 2]          row of the oldest visible key, number of visible keys
     index        [T, W']         rows of the keys, oldest first, then -1; W' is `window`, or
-                                 `window` plus the longest block for a draft block
+                                 `window` plus the longest block for a draft block (plus S, below)
 
     The keys of a token are `length` consecutive positions, so `offset_len` says all: they start at
     the given row and wrap at the end of the ring, `(state_id + 1) * ring_len`.
+
+    With `sink_tokens` S (rings whose first S positions are pinned) a token sees a second range:
+    positions 0 .. num_pinned[t] - 1, at as many first rows of its ring. `offset_len` is the range
+    of its other keys, which wraps to ring index S; where a token sees pinned keys alone, its offset
+    is the first row of its ring and its length 0. `index` has the pinned keys first.
+
+    num_pinned   [T]             None where sink_tokens is 0
     """
 
     window: int
@@ -34,6 +42,8 @@ class DecodePlan:
     positions: Any
     offset_len: Any
     index: Any
+    sink_tokens: int = 0
+    num_pinned: Any = None
 
     @property
     def num_tokens(self) -> int:
@@ -55,6 +65,11 @@ class PrefillPlan:
     num_segments    [1]           how many of the segments count; the rest, if any, have 0 rows
     pivots          [T, 4]        section-1 start, length, section-2 start, length, in rows of the
                                   joint buffer; section 1 is history, section 2 the new records
+
+    With `sink_tokens` S each sequence has S more history rows, before the others: its positions
+    below S. `pivots` are then the keys from position S on, and
+
+    pinned_pivots   [T, 4]        the same of the keys below S; None where sink_tokens is 0
     """
 
     window: int
@@ -69,6 +84,8 @@ class PrefillPlan:
     segments: Any
     num_segments: Any
     pivots: Any
+    sink_tokens: int = 0
+    pinned_pivots: Any = None
 
     @property
     def num_tokens(self) -> int:
@@ -76,4 +93,4 @@ class PrefillPlan:
 
     @property
     def history_rows(self) -> int:
-        return self.num_seqs * self.window
+        return self.num_seqs * (self.window + self.sink_tokens)

@@ -16,7 +16,8 @@ SLAB_ALIGN = 256  # bytes; the slab's base, so that every 16-byte access of a re
 class Ring:
     """One ring of a state slot; `offset` and `bytes` (padding included) count from the slot's
     start. `record_format` is None for compression state, whose entries are float32 [2, dim]:
-    a row of values, then a row of scores."""
+    a row of values, then a row of scores. `sink_tokens`: positions below it are pinned, see
+    `ring_index`."""
 
     name: str
     layer: int
@@ -27,6 +28,7 @@ class Ring:
     record_format: RecordFormat | None
     offset: int = 0
     bytes: int = 0
+    sink_tokens: int = 0
 
     @property
     def used_bytes(self) -> int:
@@ -120,7 +122,8 @@ def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:
 
     The end of each ring is padded to `align_bytes`, a multiple of 16. Raises LayoutError for
     another alignment, for no rings or an empty one, for a record size that is not its format's,
-    for two rings of one layer and kind, and for a stored compression state.
+    for a ring without room behind its pinned positions, for two rings of one layer and kind, and
+    for a stored compression state.
     """
     if align_bytes < 16 or align_bytes % 16 != 0:
         raise LayoutError(f"align_bytes={align_bytes} but must be a positive multiple of 16")
@@ -142,6 +145,11 @@ def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:
             raise LayoutError(
                 f"{ring.name}: ring_len={ring.ring_len} record_bytes={ring.record_bytes} but both "
                 "must be at least 1"
+            )
+        if not 0 <= ring.sink_tokens < ring.ring_len:
+            raise LayoutError(
+                f"{ring.name}: sink_tokens={ring.sink_tokens} but must be 0 .. ring_len - 1 = "
+                f"{ring.ring_len - 1}"
             )
         if ring.record_format is not None and ring.record_bytes != ring.record_format.record_bytes:
             raise LayoutError(

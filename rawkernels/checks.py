@@ -187,6 +187,11 @@ def check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
             f"{op}: plan.ring_len={plan.ring_len} but the ring of layer {layer} has "
             f"ring_len={access.ring_len}; build the plan for that ring"
         )
+    if plan.sink_tokens != access.sink_tokens:
+        raise ArgumentError(
+            f"{op}: plan.sink_tokens={plan.sink_tokens} but the ring of layer {layer} has "
+            f"sink_tokens={access.sink_tokens}; build the plan for that ring"
+        )
 
 
 def check_rows(op: str, name: str, x: Any, rows: int, source: str) -> None:

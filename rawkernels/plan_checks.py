@@ -24,18 +24,22 @@ MAX_ROW = 2**31 - 1  # rows of a ring tensor and of a joint buffer are int32
 MAX_RING_LEN = 2**30
 
 
-def check_sizes(op: str, window: int, ring_len: int) -> tuple[int, int]:
-    """`(window, ring_len)` as plain ints. Raises PlanError where the ring cannot hold a window."""
+def check_sizes(op: str, window: int, ring_len: int, sink_tokens: int = 0) -> tuple[int, int]:
+    """`(window, ring_len)` as plain ints. Raises PlanError where the ring cannot hold a window
+    beside its `sink_tokens` pinned positions."""
     for name, value in (("window", window), ("ring_len", ring_len)):
         if not is_count(value):
             raise PlanError(f"{op}: {name}={value!r} but must be an integer")
         if not 1 <= value <= MAX_RING_LEN:
             raise PlanError(f"{op}: {name}={value} but must be 1 .. {MAX_RING_LEN}")
     window, ring_len = int(window), int(ring_len)
-    if ring_len < window:
+    if not is_count(sink_tokens) or not 0 <= sink_tokens <= MAX_RING_LEN:
+        raise PlanError(f"{op}: sink_tokens={sink_tokens!r} but must be an integer of at least 0")
+    if ring_len - sink_tokens < window:
+        pinned = f" beside sink_tokens={sink_tokens} pinned ones" if sink_tokens else ""
         raise PlanError(
-            f"{op}: ring_len={ring_len} cannot hold the window={window} keys of a query; "
-            "use required_ring_len(window, tokens_per_step) or more"
+            f"{op}: ring_len={ring_len} cannot hold the window={window} keys of a query{pinned}; "
+            "use required_ring_len(window, tokens_per_step, sink_tokens) or more"
         )
     return window, ring_len
 

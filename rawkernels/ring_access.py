@@ -14,7 +14,9 @@ class RingAccess:
     `scale_bytes` of scales from s * slot_bytes + scale_offset + i * scale_stride on.
 
     A latent record is one part. A record of K and V is two parts: V's values lie
-    `value_part_stride` behind K's, V's scales `scale_part_stride` behind K's. All counts are bytes.
+    `value_part_stride` behind K's, V's scales `scale_part_stride` behind K's. All counts are bytes,
+    but for `ring_len` and `sink_tokens`: positions below it stay at their ring index, the others
+    share the rest of the ring.
     """
 
     format: RecordFormat
@@ -28,6 +30,7 @@ class RingAccess:
     scale_bytes: int
     value_part_stride: int
     scale_part_stride: int
+    sink_tokens: int
 
 
 def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa") -> RingAccess:
@@ -54,4 +57,5 @@ def ring_access(op: str, layout: SlotLayout, layer: int, kind: RingKind = "swa")
         scale_bytes=fmt.scale_bytes,
         value_part_stride=fmt.part_value_bytes if planar else fmt.part_bytes,
         scale_part_stride=fmt.part_scale_bytes if planar else fmt.part_bytes,
+        sink_tokens=ring.sink_tokens,
     )

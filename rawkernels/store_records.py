@@ -18,7 +18,8 @@ def store_records(
     kind: RingKind = "swa",
     stream: Any = None,
 ) -> None:
-    """Write each token's record at ring index `position % ring_len` of its state slot.
+    """Write each token's record at its ring index (`position % ring_len`, where the ring pins no
+    positions) of its state slot.
 
     slab: flat uint8 [num_state_slots * slot_bytes]; records uint8 [T, record_bytes]; state_ids and
     positions int32 [T]. state_id -1 is padding and is not stored. A whole prefill chunk may be

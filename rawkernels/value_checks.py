@@ -53,15 +53,24 @@ def check_decode_values(op: str, plan: Any, num_slots: int) -> None:
     bad = (lengths < 0) | (lengths > plan.ring_len)
     _refuse(op, "lengths", lengths, bad, f"must be 0..ring_len={plan.ring_len}")
     rows = num_slots * plan.ring_len
-    bad = (lengths > 0) & ((offsets < 0) | (offsets >= rows))
+    pinned = np.zeros_like(lengths) if plan.num_pinned is None else plan.num_pinned
+    bad = (pinned < 0) | (pinned > plan.sink_tokens)
+    _refuse(op, "num_pinned", pinned, bad, f"must be 0..sink_tokens={plan.sink_tokens}")
+    bad = ((lengths > 0) | (pinned > 0)) & ((offsets < 0) | (offsets >= rows))
     _refuse(op, "offsets", offsets, bad, f"must be a row in 0..{rows - 1}")
+    bad = (lengths > 0) & (offsets % plan.ring_len < plan.sink_tokens)
+    _refuse(op, "offsets", offsets, bad, f"is a pinned row of a ring of {plan.ring_len}")
 
 
 def check_pivot_values(op: str, plan: Any, num_rows: int) -> None:
-    """Both ranges of each token lie inside the joint buffer."""
-    for column, name in ((0, "section-1"), (2, "section-2")):
-        starts = plan.pivots[:, column].astype(np.int64)
-        lengths = plan.pivots[:, column + 1].astype(np.int64)
-        _refuse(op, f"{name} lengths", lengths, lengths < 0, "must be at least 0")
-        bad = (lengths > 0) & ((starts < 0) | (starts + lengths > num_rows))
-        _refuse(op, f"{name} starts", starts, bad, f"its range leaves 0..{num_rows - 1}")
+    """All ranges of each token lie inside the joint buffer."""
+    every = {"": plan.pivots}
+    if plan.pinned_pivots is not None:
+        every["pinned "] = plan.pinned_pivots
+    for kind, pivots in every.items():
+        for column, name in ((0, "section-1"), (2, "section-2")):
+            starts = pivots[:, column].astype(np.int64)
+            lengths = pivots[:, column + 1].astype(np.int64)
+            _refuse(op, f"{kind}{name} lengths", lengths, lengths < 0, "must be at least 0")
+            bad = (lengths > 0) & ((starts < 0) | (starts + lengths > num_rows))
+            _refuse(op, f"{kind}{name} starts", starts, bad, f"its range leaves 0..{num_rows - 1}")

@@ -84,3 +84,21 @@ def host_cu_seqlens(op: str, values: Any, num_tokens: int) -> np.ndarray:
         at = int(falls[0])
         raise PlanError(f"{op}: cu_seqlens_q falls from {cu[at]} to {cu[at + 1]} at sequence {at}")
     return cu
+
+
+def refuse_pinned_on_device(op: str, sink_tokens: int) -> None:
+    """PlanError where a plan with pinned positions is asked for on the GPU."""
+    if sink_tokens:
+        raise PlanError(
+            f"{op}: sink_tokens={sink_tokens} but plans with pinned positions are built on the "
+            "host; pass NumPy arrays, and copy the plan's arrays"
+        )
+
+
+def refuse_pinned_and_missing(op: str, sink_tokens: int, valid: np.ndarray) -> None:
+    """PlanError where positions are missing in a ring that pins its first ones."""
+    if sink_tokens and np.any(valid > 0):
+        raise PlanError(
+            f"{op}: swa_valid_start={int(valid.max())} and sink_tokens={sink_tokens}, but pinned "
+            "positions are always visible; recompute the sequence from position 0"
+        )

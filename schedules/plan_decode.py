@@ -6,7 +6,7 @@ import numpy as np
 
 from ..layouts.errors import PlanError
 from ..layouts.plans import DecodePlan
-from ..layouts.rings import MAX_POSITION
+from ..layouts.rings import MAX_POSITION, ring_index
 from ..layouts.sizes import is_flag
 from ..rawkernels.plan_checks import MAX_ROW, DecodeMode, check_sizes, index_width, mode_code
 from .plan_arrays import (
@@ -15,6 +15,8 @@ from .plan_arrays import (
     host_extent,
     host_integers,
     host_valid_start,
+    refuse_pinned_and_missing,
+    refuse_pinned_on_device,
 )
 
 OP = "plan_decode"
@@ -30,6 +32,7 @@ def plan_decode(
     cu_seqlens_q: Any = None,
     block: bool = False,
     max_seqlen_q: int | None = None,
+    sink_tokens: int = 0,
     stream: Any = None,
 ) -> DecodePlan:
     """Plan of a decode batch of T query tokens.
@@ -44,7 +47,9 @@ def plan_decode(
     p - n + 1, at row state_id * ring_len + oldest % ring_len. `block=True` is a draft
     block: with p = (first position of the sequence here) - 1 the last committed position, all its
     queries see max(0, p - window + 1) .. the block's last position; it needs cu_seqlens_q, and
-    p = -1 is a block with nothing before it.
+    p = -1 is a block with nothing before it. sink_tokens S: the ring pins the first S positions and
+    every query sees those of them that are no later than its newest key; on the host only, and not
+    beside swa_valid_start.
 
     Where the arrays live decides where the plan is built. Host arrays or lists: here, with every
     value checked. CuPy arrays: on the device, on `stream`, where values cannot be checked without
@@ -70,6 +75,7 @@ def plan_decode(
         swa_valid_start=swa_valid_start,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
+        sink_tokens=sink_tokens,
         stream=stream,
     )
 
@@ -84,6 +90,7 @@ def build_decode_plan(
     swa_valid_start: Any = 0,
     cu_seqlens_q: Any = None,
     max_seqlen_q: int | None = None,
+    sink_tokens: int = 0,
     stream: Any = None,
 ) -> DecodePlan:
     """`plan_decode` with the mode by name, and one mode more.
@@ -103,6 +110,7 @@ def build_decode_plan(
     )
     state_ids, positions, cu_seqlens_q, swa_valid_start = given
     if device:
+        refuse_pinned_on_device(OP, sink_tokens)
         from ..rawkernels.cuda.plan_decode import build_decode_plan as build_on_device
 
         return build_on_device(
@@ -116,9 +124,17 @@ def build_decode_plan(
             max_seqlen_q=max_seqlen_q,
             stream=stream,
         )
-    window, ring_len = check_sizes(OP, window, ring_len)
+    window, ring_len = check_sizes(OP, window, ring_len, sink_tokens)
     return _host_plan(
-        state_ids, positions, window, ring_len, mode, swa_valid_start, cu_seqlens_q, max_seqlen_q
+        state_ids,
+        positions,
+        window,
+        ring_len,
+        mode,
+        swa_valid_start,
+        cu_seqlens_q,
+        max_seqlen_q,
+        int(sink_tokens),
     )
 
 
@@ -131,6 +147,7 @@ def _host_plan(
     swa_valid_start: Any,
     cu_seqlens_q: Any,
     max_seqlen_q: int | None,
+    sink_tokens: int,
 ) -> DecodePlan:
     most_state = (MAX_ROW + 1) // ring_len - 1  # rounded down: all rows of a state must fit
     states = host_integers(OP, "state_ids", state_ids, least=-1, most=most_state)
@@ -142,6 +159,7 @@ def _host_plan(
             "both are one a token"
         )
     valid = host_valid_start(OP, swa_valid_start, num_tokens, "token", 2**31 - 1)
+    refuse_pinned_and_missing(OP, sink_tokens, valid)
     real = states >= 0
     if np.any(real & (where < 0)):
         at = int(np.flatnonzero(real & (where < 0))[0])
@@ -158,20 +176,17 @@ def _host_plan(
     max_seqlen_q = host_extent(OP, "max_seqlen_q", max_seqlen_q, longest, "the longest has")
 
     oldest, newest = _visible(mode, window, where, first, last, is_first)
-    oldest = np.maximum(np.maximum(oldest, valid), 0)
+    oldest = np.maximum(np.maximum(oldest, valid), sink_tokens)
     length = np.where(real, np.maximum(newest - oldest + 1, 0), 0)
-    _check_span(oldest, last, length, ring_len)
-    seen = length > 0
-    start = np.where(seen, oldest % ring_len, 0)
+    _check_span(oldest, last, length, ring_len - sink_tokens)
+    pinned = np.where(real, np.clip(newest + 1, 0, sink_tokens), 0)
+    start = np.where(length > 0, ring_index(oldest, ring_len, sink_tokens), 0)
     offset_len = np.empty((num_tokens, 2), dtype=np.int32)
-    offset_len[:, 0] = np.where(seen, states * ring_len + start, 0)
+    offset_len[:, 0] = np.where(length + pinned > 0, states * ring_len + start, 0)
     offset_len[:, 1] = length
 
-    column = np.arange(index_width(mode, window, max_seqlen_q), dtype=np.int32)
-    index = start.astype(np.int32)[:, None] + column  # below 2 * ring_len where it counts
-    np.subtract(index, np.int32(ring_len), out=index, where=index >= ring_len)
-    index += (states * ring_len).astype(np.int32)[:, None]
-    index[column >= length[:, None]] = -1
+    width = index_width(mode, window, max_seqlen_q)
+    index = _index(states * ring_len, start, length, pinned, width, ring_len, sink_tokens)
     return DecodePlan(
         window=window,
         ring_len=ring_len,
@@ -182,7 +197,31 @@ def _host_plan(
         positions=where.astype(np.int32),
         offset_len=offset_len,
         index=index,
+        sink_tokens=sink_tokens,
+        num_pinned=pinned.astype(np.int32) if sink_tokens else None,
     )
+
+
+def _index(
+    base: np.ndarray,
+    start: np.ndarray,
+    length: np.ndarray,
+    pinned: np.ndarray,
+    width: int,
+    ring_len: int,
+    sink_tokens: int,
+) -> np.ndarray:
+    """Rows of each token's keys, int32 [T, sink_tokens + width], -1 behind the last: `pinned` rows
+    from the ring's first one, `base`, then `length` rows from ring index `start`."""
+    column = np.arange(sink_tokens + width, dtype=np.int32) - pinned.astype(np.int32)[:, None]
+    # From here on a column counts the keys behind the pinned ones; below 0 are those.
+    index = start.astype(np.int32)[:, None] + column  # below 2 * ring_len where it counts
+    np.subtract(index, np.int32(ring_len - sink_tokens), out=index, where=index >= ring_len)
+    if sink_tokens:
+        index = np.where(column < 0, column + pinned.astype(np.int32)[:, None], index)
+    index += base.astype(np.int32)[:, None]
+    index[column >= length[:, None]] = -1
+    return index
 
 
 def _sequence_ends(

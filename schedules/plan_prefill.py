@@ -6,10 +6,17 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import PlanError
-from ..layouts.plans import MAX_SEGMENTS, PrefillPlan
-from ..layouts.rings import MAX_POSITION
+from ..layouts.plans import MAX_PINNED_SEGMENTS, MAX_SEGMENTS, PrefillPlan
+from ..layouts.rings import MAX_POSITION, ring_index
 from ..rawkernels.plan_checks import MAX_ROW, check_sizes
-from .plan_arrays import from_caller, host_extent, host_integers, host_valid_start
+from .plan_arrays import (
+    from_caller,
+    host_extent,
+    host_integers,
+    host_valid_start,
+    refuse_pinned_and_missing,
+    refuse_pinned_on_device,
+)
 
 OP = "plan_prefill"
 
@@ -24,6 +31,7 @@ def plan_prefill(
     swa_valid_start: Any = 0,
     num_tokens: int | None = None,
     max_seqlen_q: int | None = None,
+    sink_tokens: int = 0,
     stream: Any = None,
 ) -> PrefillPlan:
     """Plan of a prefill batch, per sequence: state_ids, seqlens_q, seqlens_k integers [num_seqs].
@@ -34,6 +42,9 @@ def plan_prefill(
     below swa_valid_start) and then the new records. `segments` fill the history from the rings, at
     most three a sequence; `pivots` are the two ranges of rows that each query reads.
     State id -1 is padding: history of zeros, queries that see nothing, records that are not stored.
+    sink_tokens S: the ring pins the first S positions, every query sees those of them up to its
+    own, and each sequence has S more history rows for them, first; on the host only, and not beside
+    swa_valid_start.
 
     Where the arrays live decides where the plan is built. Host arrays or lists: here, with every
     value checked. CuPy arrays: on the device, on `stream`; values are not checked there, and
@@ -52,6 +63,7 @@ def plan_prefill(
     )
     state_ids, seqlens_q, seqlens_k, swa_valid_start = given
     if device:
+        refuse_pinned_on_device(OP, sink_tokens)
         from ..rawkernels.cuda.plan_prefill import build_prefill_plan as build_on_device
 
         return build_on_device(
@@ -65,9 +77,11 @@ def plan_prefill(
             max_seqlen_q=max_seqlen_q,
             stream=stream,
         )
-    window, ring_len = check_sizes(OP, window, ring_len)
+    window, ring_len = check_sizes(OP, window, ring_len, sink_tokens)
     states, q, k, valid = _read(state_ids, seqlens_q, seqlens_k, swa_valid_start, ring_len)
-    return _host_plan(states, q, k, valid, window, ring_len, num_tokens, max_seqlen_q)
+    refuse_pinned_and_missing(OP, sink_tokens, valid)
+    rings = (window, ring_len, int(sink_tokens))
+    return _host_plan(states, q, k, valid, rings, num_tokens, max_seqlen_q)
 
 
 def _read(
@@ -103,23 +117,27 @@ def _host_plan(
     q: np.ndarray,
     k: np.ndarray,
     valid: np.ndarray,
-    window: int,
-    ring_len: int,
+    rings: tuple[int, int, int],
     num_tokens: int | None,
     max_seqlen_q: int | None,
 ) -> PrefillPlan:
+    """`rings`: window, ring_len, sink_tokens."""
+    window, ring_len, sink_tokens = rings
     num_seqs = states.shape[0]
     cu = np.concatenate([[0], np.cumsum(q)])
     total, longest = int(cu[-1]), int(q.max(initial=0))
-    if num_seqs * window + total > MAX_ROW:
+    if num_seqs * (window + sink_tokens) + total > MAX_ROW:
+        pinned = f" and sink_tokens={sink_tokens}" if sink_tokens else ""
         raise PlanError(
-            f"{OP}: {num_seqs} sequences * window={window} + {total} tokens are more rows than "
-            f"the {MAX_ROW} that int32 can count; use a smaller batch"
+            f"{OP}: {num_seqs} sequences * window={window}{pinned} + {total} tokens are more rows "
+            f"than the {MAX_ROW} that int32 can count; use a smaller batch"
         )
     num_tokens = host_extent(OP, "num_tokens", num_tokens, total, "the batch has")
     max_seqlen_q = host_extent(OP, "max_seqlen_q", max_seqlen_q, longest, "the longest has")
-    positions, token_states, pivots = _pivots(states, q, k, valid, cu, window, num_tokens)
-    segments = _segments(states, k - q, valid, window, ring_len)
+    positions, token_states, pivots, pinned = _pivots(
+        states, q, k, valid, cu, window, sink_tokens, num_tokens
+    )
+    segments = _segments(states, k - q, valid, window, ring_len, sink_tokens)
     return PrefillPlan(
         window=window,
         ring_len=ring_len,
@@ -133,26 +151,43 @@ def _host_plan(
         segments=segments,
         num_segments=np.array([segments.shape[0]], dtype=np.int32),
         pivots=pivots,
+        sink_tokens=sink_tokens,
+        pinned_pivots=pinned if sink_tokens else None,
     )
 
 
 def _segments(
-    states: np.ndarray, q_start: np.ndarray, valid: np.ndarray, window: int, ring_len: int
+    states: np.ndarray,
+    q_start: np.ndarray,
+    valid: np.ndarray,
+    window: int,
+    ring_len: int,
+    sink_tokens: int,
 ) -> np.ndarray:
     """Copies of the history section, int32 [S, 3]: source row or -1, destination row, rows."""
     num_seqs = states.shape[0]
     begin = q_start - window  # below 0 for a young sequence; valid >= 0 pads what is missing
-    pad = np.where(states >= 0, np.clip(valid - begin, 0, window), window)
+    # Pinned positions have rows of their own and are not repeated in the window's.
+    missing = np.maximum(valid, sink_tokens)
+    pad = np.where(states >= 0, np.clip(missing - begin, 0, window), window)
     rows = window - pad
-    at = np.where(rows > 0, (begin + pad) % ring_len, 0)
+    at = np.where(rows > 0, ring_index(begin + pad, ring_len, sink_tokens), 0)
     before_wrap = np.minimum(rows, ring_len - at)
     base = states * ring_len
-    dst = np.arange(num_seqs, dtype=np.int64) * window
-    every = np.empty((num_seqs, MAX_SEGMENTS, 3), dtype=np.int32)
-    every[:, 0] = np.stack([np.full(num_seqs, -1), dst, pad], axis=1)
-    every[:, 1] = np.stack([base + at, dst + pad, before_wrap], axis=1)
-    every[:, 2] = np.stack([base, dst + pad + before_wrap, rows - before_wrap], axis=1)
-    every = every.reshape(num_seqs * MAX_SEGMENTS, 3)
+    first = np.arange(num_seqs, dtype=np.int64) * (window + sink_tokens)
+    dst = first + sink_tokens
+    pinned = np.where(states >= 0, np.minimum(q_start, sink_tokens), 0)
+    none = np.full(num_seqs, -1)
+    copies = [
+        (base, first, pinned),
+        (none, first + pinned, sink_tokens - pinned),
+        (none, dst, pad),
+        (base + at, dst + pad, before_wrap),
+        (base + sink_tokens, dst + pad + before_wrap, rows - before_wrap),
+    ]
+    assert len(copies) == MAX_PINNED_SEGMENTS + MAX_SEGMENTS
+    every = np.stack([np.stack(copy, axis=1) for copy in copies], axis=1).astype(np.int32)
+    every = every.reshape(num_seqs * len(copies), 3)
     return np.ascontiguousarray(every[every[:, 2] > 0])
 
 
@@ -163,9 +198,10 @@ def _pivots(
     valid: np.ndarray,
     cu: np.ndarray,
     window: int,
+    sink_tokens: int,
     num_tokens: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """positions int32 [T], token_state_ids int32 [T] and pivots int32 [T, 4].
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """positions int32 [T], token_state_ids int32 [T], pivots and pinned pivots int32 [T, 4].
 
     Tokens past the last sequence's are padding: position 0, state id -1, no keys.
     """
@@ -173,6 +209,7 @@ def _pivots(
     positions = np.zeros(num_tokens, dtype=np.int32)
     token_states = np.full(num_tokens, -1, dtype=np.int32)
     pivots = np.zeros((num_tokens, 4), dtype=np.int32)
+    pinned_pivots = np.zeros((num_tokens, 4), dtype=np.int32)
     seq = np.repeat(np.arange(num_seqs), q)
     j = np.arange(total, dtype=np.int64) - cu[seq]
     q_start = (k - q)[seq]
@@ -180,16 +217,24 @@ def _pivots(
     positions[:total] = p
     token_states[:total] = states[seq]
 
-    oldest = np.maximum(np.maximum(p - window + 1, valid[seq]), 0)
+    oldest = np.maximum(np.maximum(p - window + 1, valid[seq]), sink_tokens)
+    first = seq * (window + sink_tokens)  # of the sequence's history rows
+    new_first = num_seqs * (window + sink_tokens) + cu[seq]  # of its new records
     # Section 1: oldest .. q_start - 1, at the end of the sequence's window rows of history.
     skip = np.minimum(oldest, q_start) - (q_start - window)
     # Section 2: max(oldest, q_start) .. p, among the new records.
     new = np.maximum(oldest - q_start, 0)
     found = np.empty((total, 4), dtype=np.int64)
-    found[:, 0] = seq * window + skip
+    found[:, 0] = first + sink_tokens + skip
     found[:, 1] = window - skip
-    found[:, 2] = num_seqs * window + cu[seq] + new
-    found[:, 3] = j - new + 1
+    found[:, 2] = new_first + np.minimum(new, j)
+    found[:, 3] = np.maximum(j - new + 1, 0)  # 0 for a query that is pinned itself
     found[states[seq] < 0] = 0
     pivots[:total] = found
-    return positions, token_states, pivots
+    found[:, 0] = first
+    found[:, 1] = np.minimum(q_start, sink_tokens)
+    found[:, 2] = new_first
+    found[:, 3] = np.maximum(np.minimum(p + 1, sink_tokens) - q_start, 0)
+    found[states[seq] < 0] = 0
+    pinned_pivots[:total] = found
+    return positions, token_states, pivots, pinned_pivots

@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange
 
 from ...layouts.formats import MX_BLOCK, RecordFormat
+from ...layouts.rings import ring_index
 from ...layouts.rope import Rope
 from ..arrays import kv_parts, value_bits
 from ..ring_access import RingAccess
@@ -89,18 +90,18 @@ def head_addresses(
     return values, scales
 
 
-def rows_to_store(state_ids: np.ndarray, positions: np.ndarray, ring_len: int) -> np.ndarray:
+def rows_to_store(state_ids: np.ndarray, positions: np.ndarray, access: RingAccess) -> np.ndarray:
     """Ring row of each token, int64 [T]; -1 for padding, and for a token whose row is taken by the
-    token `ring_len` places later."""
-    rows = state_ids.astype(np.int64) * ring_len + positions.astype(np.int64) % ring_len
+    token one turn of the ring later."""
+    places = positions.astype(np.int64)
+    index = ring_index(places, access.ring_len, access.sink_tokens)
     stored = state_ids >= 0
-    if ring_len < state_ids.shape[0]:
-        same = state_ids[ring_len:] == state_ids[:-ring_len]
-        follows = positions[ring_len:].astype(np.int64) == positions[:-ring_len] + np.int64(
-            ring_len
-        )
-        stored[:-ring_len] &= ~(same & follows)
-    return np.where(stored, rows, -1)
+    turn = access.ring_len - access.sink_tokens
+    if turn < state_ids.shape[0]:
+        same = state_ids[turn:] == state_ids[:-turn]
+        follows = places[turn:] == places[:-turn] + turn
+        stored[:-turn] &= ~(same & follows & (places[:-turn] >= access.sink_tokens))
+    return np.where(stored, state_ids.astype(np.int64) * access.ring_len + index, -1)
 
 
 @kernel

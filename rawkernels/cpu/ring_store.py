@@ -26,5 +26,5 @@ def ring_store(
     check_store_values("ring_store", state_ids, positions, num_slots)
     if state_ids.shape[0] == 0:
         return
-    addresses = ring_addresses(rows_to_store(state_ids, positions, access.ring_len), access)
+    addresses = ring_addresses(rows_to_store(state_ids, positions, access), access)
     encode_rows(kv, positions, rope, access.format, slab, addresses)

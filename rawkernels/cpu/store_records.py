@@ -29,5 +29,5 @@ def store_records(
     if records.shape[0] == 0:
         return
     source = buffer_addresses(np.arange(records.shape[0]), access.format)
-    target = ring_addresses(rows_to_store(state_ids, positions, access.ring_len), access)
+    target = ring_addresses(rows_to_store(state_ids, positions, access), access)
     copy_records(records.reshape(-1), source, access.format, slab, target)

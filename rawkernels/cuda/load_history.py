@@ -58,7 +58,7 @@ def load_history(
     check_current_device("load_history", slab)
 
     macros = ring_copy_macros(ring, slab, out)
-    num_chunks = div_ceil(plan.window, dict(macros)["LAUNCH_BLOCK_TOKENS"])
+    num_chunks = div_ceil(max(plan.window, plan.sink_tokens), dict(macros)["LAUNCH_BLOCK_TOKENS"])
     grid = (plan.segments.shape[0] * num_chunks,)
 
     params = PARAMS.pack(

@@ -22,9 +22,10 @@ ring_store(const __grid_constant__ RingStoreParams p) {
   int64_t token = item / PARTS;
   if (token >= p.num_tokens) return;
   int32_t state_id = __ldg(p.state_ids + token), position = __ldg(p.positions + token);
-  if (!is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len, p.num_state_slots))
+  if (!is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len, p.sink_tokens,
+                 p.num_state_slots))
     return;
-  int64_t index = position % p.ring_len;
+  int64_t index = ring_index(position, p.ring_len, p.sink_tokens);
   uint8_t* slot = p.slab + state_id * p.slot_bytes;
   int64_t part = item % PARTS;
   RecordPlace to = {slot + p.value_offset + index * p.value_stride + part * p.value_part_stride,

@@ -37,6 +37,7 @@ PARAMS = ParamsStruct(
         ("value_part_stride", "int64_t"),
         ("scale_part_stride", "int64_t"),
         ("ring_len", "int32_t"),
+        ("sink_tokens", "int32_t"),
         ("num_state_slots", "int32_t"),
         ("amax_floor", "float"),
     ),
@@ -96,6 +97,7 @@ def ring_store(
         value_part_stride=ring.value_part_stride,
         scale_part_stride=ring.scale_part_stride,
         ring_len=ring.ring_len,
+        sink_tokens=ring.sink_tokens,
         num_state_slots=num_slots,
         amax_floor=ring.format.amax_floor or 0.0,
     )

@@ -44,10 +44,10 @@ store_records(const __grid_constant__ StoreRecordsParams p) {
 #pragma unroll 1
   for (int t = threadIdx.x; t < tokens; t += THREADS) {
     int64_t token = first + t;
-    bool stored =
-        is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len, p.num_state_slots);
+    bool stored = is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len,
+                            p.sink_tokens, p.num_state_slots);
     int64_t slot = __ldg(p.state_ids + token) * p.slot_bytes;
-    int64_t index = __ldg(p.positions + token) % p.ring_len;
+    int64_t index = ring_index(__ldg(p.positions + token), p.ring_len, p.sink_tokens);
     value_at[t] = stored ? slot + p.value_offset + index * p.value_stride : -1;
     scale_at[t] = slot + p.scale_offset + index * p.scale_stride;
   }

@@ -27,6 +27,7 @@ PARAMS = ParamsStruct(
         ("scale_offset", "int64_t"),
         ("scale_stride", "int64_t"),
         ("ring_len", "int32_t"),
+        ("sink_tokens", "int32_t"),
         ("num_state_slots", "int32_t"),
     ),
     docs=(
@@ -116,6 +117,7 @@ def store_records(
         scale_offset=ring.scale_offset,
         scale_stride=ring.scale_stride,
         ring_len=ring.ring_len,
+        sink_tokens=ring.sink_tokens,
         num_state_slots=num_slots,
     )
 

@@ -33,19 +33,24 @@ def store_records(
     check_store_values("store_records", state_ids, positions, num_slots)
     pieces = ring_pieces(slab, access)
     for t in range(records.shape[0]):
-        if state_ids[t] < 0 or is_overwritten(t, state_ids, positions, access.ring_len):
+        if state_ids[t] < 0 or is_overwritten(t, state_ids, positions, access):
             continue
-        index = ring_index(int(positions[t]), access.ring_len)
+        index = ring_index(int(positions[t]), access.ring_len, access.sink_tokens)
         write_record(pieces, (state_ids[t], index), records[t])
 
 
-def is_overwritten(t: int, state_ids: np.ndarray, positions: np.ndarray, ring_len: int) -> bool:
-    """Whether token t + ring_len of the same call takes the row of token t."""
-    later = t + ring_len
+def is_overwritten(
+    t: int, state_ids: np.ndarray, positions: np.ndarray, access: RingAccess
+) -> bool:
+    """Whether a later token of the same call takes the row of token t: that one turn of the ring
+    ahead. Pinned positions are never overwritten."""
+    turn = access.ring_len - access.sink_tokens
+    later = t + turn
     return (
         later < state_ids.shape[0]
+        and positions[t] >= access.sink_tokens
         and state_ids[later] == state_ids[t]
-        and int(positions[later]) == int(positions[t]) + ring_len
+        and int(positions[later]) == int(positions[t]) + turn
     )
 
 
