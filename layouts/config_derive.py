@@ -4,7 +4,14 @@ the `Config`. Faults go to the binder; all that can be found without guessing ar
 import math
 
 from .bind import Binder
-from .config_schema import ConfigFile, FormatSection, LayerGroupSection, RopeSection
+from .config_paged import derive_paged
+from .config_schema import (
+    WINDOW_FIX,
+    ConfigFile,
+    FormatSection,
+    LayerGroupSection,
+    RopeSection,
+)
 from .config_slot import SlotDeriver
 from .config_types import Config, EngineConfig, LayerConfig, RunConfig
 from .errors import ArgumentError
@@ -42,6 +49,7 @@ def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
         return None
     slots = SlotDeriver(file, binder, formats, groups)
     layout = slots.derive()
+    paged = derive_paged(file, binder, formats, groups)
     if layout is None or binder.faults:
         return None
     return Config(
@@ -52,6 +60,7 @@ def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
         record_formats=tuple(formats.values()),
         layers=make_layers(file, formats, groups, slots),
         slot_layout=layout,
+        paged_layout=paged,
         engine=EngineConfig(**vars(file.engine)),
         run=RunConfig(**vars(file.run)),
     )
@@ -206,22 +215,67 @@ def expand_groups(file: ConfigFile, binder: Binder) -> dict[str, tuple[int, ...]
 
 
 def check_layer_groups(file: ConfigFile, binder: Binder, formats: dict[str, RecordFormat]) -> None:
-    """Faults of the groups' own values: rope, softcap, record format."""
+    """Faults of the groups' own values: window, rope, softcap, record format."""
     known = [section.id for section in file.record_formats]
+    check_kinds(file, binder)
     for i, group in enumerate(file.layer_groups):
         path = f"layer_groups[{i}]"
         if group.record_format not in known:
             binder.fault(f"{path}.record_format", group.record_format, f"one of {', '.join(known)}")
-        if group.softcap is not None:
-            binder.fault(
-                f"{path}.softcap", group.softcap, "null: window layers compute no softcap yet"
-            )
+        record_format = formats.get(group.record_format)
+        if record_format is not None:
+            check_attention(group, record_format, binder, path)
         check_rope(group.rope, file.model.head_dim, binder, f"{path}.rope")
     used = {group.record_format for group in file.layer_groups}
     for i, section in enumerate(file.record_formats):
         if section.id not in used:
             expected = "a format that a layer group uses"
             binder.fault(f"record_formats[{i}].id", section.id, expected, "remove it")
+
+
+def check_kinds(file: ConfigFile, binder: Binder) -> None:
+    """Faults of kind, window and role; and of latent formats beside others."""
+    for i, group in enumerate(file.layer_groups):
+        path = f"layer_groups[{i}]"
+        if group.kind == "swa" and group.window is None:
+            binder.fault(f"{path}.window", "null", "an integer >= 1 for kind swa", WINDOW_FIX)
+        elif group.kind == "global" and group.window is not None:
+            binder.fault(f"{path}.window", group.window, "null for kind global")
+        if group.kind == "global" and group.role != "producer":
+            binder.fault(f"{path}.role", group.role, "producer for kind global")
+    if all(group.kind == "global" for group in file.layer_groups):
+        binder.fault("layer_groups", "global layers only", "at least one group of kind swa")
+    if len({section.latent for section in file.record_formats}) > 1:
+        binder.fault(
+            "record_formats", "latent and other formats", "either all latent, or none of them"
+        )
+
+
+def check_attention(
+    group: LayerGroupSection, record_format: RecordFormat, binder: Binder, path: str
+) -> None:
+    """Faults of what a group asks of attention on its records."""
+    if record_format.latent and group.kind == "global":
+        binder.fault(
+            f"{path}.record_format", group.record_format, "a format that is not latent, for pages"
+        )
+    if record_format.plane_order == "planar" and (not record_format.latent):
+        binder.fault(
+            f"{path}.record_format", group.record_format, "interleaved records for K and V"
+        )
+    if record_format.latent and group.softcap is not None:
+        binder.fault(f"{path}.softcap", group.softcap, "null: latent layers compute no softcap")
+    if not record_format.latent and group.inverse_rope_out:
+        binder.fault(
+            f"{path}.inverse_rope_out", "true", "false where values are apart from rotated keys"
+        )
+    yarn = group.rope.yarn
+    if group.inverse_rope_out and yarn is not None and yarn.attention_factor != 1.0:
+        binder.fault(
+            f"{path}.rope.yarn.attention_factor",
+            yarn.attention_factor,
+            "1.0 with inverse_rope_out, which would apply it again",
+        )
 
 
 def check_rope(rope: RopeSection, head_dim: int, binder: Binder, path: str) -> None:
@@ -237,7 +291,7 @@ def check_rope(rope: RopeSection, head_dim: int, binder: Binder, path: str) -> N
 def make_rope(rope: RopeSection) -> Rope:
     """Raises ArgumentError where YaRN's numbers contradict each other."""
     yarn = None if rope.yarn is None else Yarn(**vars(rope.yarn))
-    return Rope(theta=rope.theta, dims=rope.dims, pairing=rope.pairing, yarn=yarn)
+    return Rope(rope.theta, rope.dims, rope.pairing, yarn, rope.linear_factor)
 
 
 def check_run(file: ConfigFile, binder: Binder) -> None:
@@ -287,7 +341,7 @@ def make_layers(
                 kind=group.kind,
                 role=group.role,
                 window=group.window,
-                ring_len=slots.ring_len[group.id],
+                ring_len=slots.ring_len.get(group.id),
                 rope=rope,
                 softmax_scale=group.softmax_scale,
                 softcap=group.softcap,

@@ -20,15 +20,11 @@ Count = Annotated[int, Bound(least=1, most=1 << 20)]
 LayerId = Annotated[int, Bound(least=0, most=MAX_LAYERS - 1)]
 Bytes = Annotated[int, Bound(least=0, most=MAX_BYTES)]
 PositiveFloat = Annotated[float, Bound(above=0.0)]
-Window = Annotated[
-    int,
-    Bound(
-        least=1,
-        most=MAX_RING_LEN,
-        fix="write the number of keys that a query sees, itself included; full attention has no "
-        "ring and is not computed yet",
-    ),
-]
+WINDOW_FIX = (
+    "write the number of keys that a query sees, itself included; null is for kind global, whose "
+    "layers see all keys"
+)
+Window = Annotated[int, Bound(least=1, most=MAX_RING_LEN, fix=WINDOW_FIX)]
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,8 @@ class YarnSection:
     original_length: Annotated[int, Bound(least=1, most=MAX_POSITION)]
     beta_fast: PositiveFloat
     beta_slow: PositiveFloat
+    truncate: bool = True  # the ramp begins and ends at whole pairs
+    attention_factor: PositiveFloat = 1.0  # multiplies rotated queries and keys
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,7 @@ class RopeSection:
     dims: Annotated[int, Bound(least=2, most=1 << 20)]
     pairing: Literal["adjacent", "half"]
     yarn: YarnSection | None
+    linear_factor: Annotated[float, Bound(least=1.0)] | None = None  # positions are divided by it
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ class LayerGroupSection:
     id: str
     num_layers: Count  # derived
     role: Literal["producer", "consumer", "draft"]
-    kind: Literal["swa"]
-    window: Window
+    kind: Literal["swa", "global"]
+    window: Window | None  # null: kind global
     rope: RopeSection
     softmax_scale: PositiveFloat
     softcap: Annotated[float, Bound(above=0.0, fix="null turns it off")] | None
@@ -131,6 +130,27 @@ class CompressionSection:
 
 
 @dataclass(frozen=True)
+class PagedLayerSection:
+    """The records of one group of global layers in a block, one run of records a layer."""
+
+    layer_group: str
+    record_bytes: Bytes  # derived
+    padding_bytes: Bytes  # derived
+    layer_bytes: Bytes  # derived; block_size records of one layer, padding included
+    offset: Bytes  # derived; the first of the group's layers, from the block's start
+
+
+@dataclass(frozen=True)
+class PagedSection:
+    """Blocks of the paged pool; one block holds block_size tokens of every global layer."""
+
+    block_size: Annotated[int, Bound(least=1, most=1 << 16)]
+    align_bytes: Annotated[int, Bound(least=16, most=1 << 20)]
+    layers: tuple[PagedLayerSection, ...]
+    block_bytes: Bytes  # derived
+
+
+@dataclass(frozen=True)
 class SlotSection:
     align_bytes: Annotated[int, Bound(least=16, most=1 << 20)]
     rings: tuple[RingSection, ...]
@@ -146,6 +166,7 @@ class EngineSection:
     max_prefill_seqs: Count
     max_decode_seqs: Count
     chunked_prefill: bool
+    num_blocks: Annotated[int, Bound(least=1, most=2**31 - 1)] | None = None  # of the paged pool
 
 
 @dataclass(frozen=True)
@@ -185,3 +206,4 @@ class ConfigFile:
     slot: SlotSection
     engine: EngineSection
     run: RunSection
+    paged: PagedSection | None = None  # models with global layers

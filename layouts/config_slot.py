@@ -37,7 +37,11 @@ class SlotDeriver:
         rings: list[Ring] = []
         for i, section in enumerate(slot.rings):
             rings += self.group_rings(section, f"slot.rings[{i}]")
-        missing = [group for group in self.groups if group not in self.ring_len]
+        missing = [
+            group.id
+            for group in self.file.layer_groups
+            if group.kind == "swa" and group.id not in self.ring_len
+        ]
         if missing:
             self.binder.fault(
                 "slot.rings", f"no rings for {', '.join(missing)}", "rings for each layer group"
@@ -54,7 +58,8 @@ class SlotDeriver:
 
     def group_rings(self, section: RingSection, path: str) -> list[Ring]:
         """The rings of one layer group, not yet placed; all sizes compared."""
-        binder, groups = self.binder, {group.id: group for group in self.file.layer_groups}
+        binder = self.binder
+        groups = {group.id: group for group in self.file.layer_groups if group.kind == "swa"}
         if section.layer_group not in groups or section.layer_group in self.ring_len:
             again = "once each " if section.layer_group in self.ring_len else ""
             binder.fault(

@@ -6,6 +6,7 @@ from typing import Literal
 from .config_schema import TraceSection
 from .errors import ConfigError
 from .formats import RecordFormat
+from .paged import PagedLayout
 from .rope import Rope
 from .slots import SlotLayout
 
@@ -15,15 +16,16 @@ TraceConfig = TraceSection
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer. `window` counts the query itself; `compression_ratio` is None unless the layer
-    owns compression state; `softmax_scale` multiplies q . k."""
+    """One layer. `window` counts the query itself; a layer of kind "global" has None for `window`
+    and `ring_len`, and its records lie in the paged pool. `compression_ratio` is None unless the
+    layer owns compression state; `softmax_scale` multiplies q . k."""
 
     id: int
     group: str
-    kind: Literal["swa"]
+    kind: Literal["swa", "global"]
     role: Literal["producer", "consumer", "draft"]
-    window: int
-    ring_len: int
+    window: int | None
+    ring_len: int | None
     rope: Rope
     softmax_scale: float
     softcap: float | None
@@ -36,13 +38,15 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits of an engine: state slots, prefill tokens a batch, sequences a batch."""
+    """Limits of an engine: state slots, prefill tokens a batch, sequences a batch, and blocks of
+    the paged pool (None where no layer is global)."""
 
     num_state_slots: int
     token_budget: int
     max_prefill_seqs: int
     max_decode_seqs: int
     chunked_prefill: bool
+    num_blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,13 @@ class Config:
     slot_layout: SlotLayout
     engine: EngineConfig
     run: RunConfig
+    paged_layout: PagedLayout | None = None
+
+    @property
+    def latent(self) -> bool:
+        """Whether one vector a token is key and value of all heads (K = V); otherwise K and V come
+        apart, `num_kv_heads` vectors of each."""
+        return self.layers[0].record_format.latent
 
     def record_format(self, id: str) -> RecordFormat:
         """The record format of that id. Raises ConfigError where there is none."""

@@ -30,6 +30,15 @@ def faults_of(path, overrides: tuple[str, ...] = ()) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def message_of(path) -> str:
+    """The message of the ConfigError that a file gives, or the path where it loads."""
+    try:
+        hash(rs.load_config(path))
+    except ConfigError as error:
+        return str(error)
+    return str(path)
+
+
 def line_of(path: Path, text: str) -> int:
     return path.read_text()[: path.read_text().index(text)].count("\n") + 1
 

@@ -188,9 +188,9 @@ def test_k08_softcap(tmp_path, text):
 
 
 def test_k08_softcap_that_no_kernel_computes(tmp_path):
-    """A positive softcap is refused until window layers compute one, never ignored."""
+    """A positive softcap is refused for latent layers, whose kernels compute none."""
     path = edited(tmp_path, ("softcap: null", "softcap: 50.0"))
-    one_fault(path, "layer_groups[0].softcap", "50.0", "null: window layers compute no softcap yet")
+    one_fault(path, "layer_groups[0].softcap", "50.0", "null: latent layers compute no softcap")
     assert rs.load_config("quickstart").layers[0].softcap is None
 
 

@@ -3,19 +3,7 @@
 import random
 
 import pytest
-from config_edits import QUICKSTART
-
-import ringslab as rs
-from ringslab.errors import ConfigError
-
-
-def message_of(path) -> str:
-    """The message of the ConfigError that a file gives, or the path where it loads."""
-    try:
-        hash(rs.load_config(path))
-    except ConfigError as error:
-        return str(error)
-    return str(path)
+from config_edits import QUICKSTART, message_of
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", ".nan", "null", "[]", "{a: 1}", "text"])

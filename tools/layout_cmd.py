@@ -1,4 +1,5 @@
-"""`ringslab layout CONFIG`: every byte of a state slot, as a table, a picture or JSON."""
+"""`ringslab layout CONFIG`: every byte of a state slot (and of a block of the paged pool), as a
+table, a picture or JSON."""
 
 import argparse
 import json
@@ -58,6 +59,30 @@ def layout_dict(config: Config) -> dict[str, Any]:
         "slab_bytes": config.engine.num_state_slots * layout.slot_bytes,
         "record_formats": [record_dict(record_format) for record_format in config.record_formats],
         "rings": [ring_dict(ring, config.layers[ring.layer]) for ring in layout.rings],
+        "paged": paged_dict(config),
+    }
+
+
+def paged_dict(config: Config) -> dict[str, Any] | None:
+    """The paged pool; offsets in bytes from a block's start. None where no layer is global."""
+    paged = config.paged_layout
+    if paged is None:
+        return None
+    return {
+        "block_size": paged.block_size,
+        "block_bytes": paged.block_bytes,
+        "num_blocks": config.engine.num_blocks,
+        "pool_bytes": config.engine.num_blocks * paged.block_bytes,
+        "layers": [
+            {
+                "layer": part.layer,
+                "record_format": part.record_format.id,
+                "record_bytes": part.record_bytes,
+                "offset": part.offset,
+                "bytes": paged.layer_bytes(part.layer),
+            }
+            for part in paged.layers
+        ],
     }
 
 
@@ -130,7 +155,8 @@ def print_layout(config: Config) -> None:
         previous = ring
     console.print(table)
     marks = PART_MARKS if "utf" in console.encoding.lower() else ASCII_PART_MARKS
-    for line in [*slot_picture(config, marks), "", *record_pictures(config)]:
+    pool = [] if config.paged_layout is None else ["", *pool_picture(config)]
+    for line in [*slot_picture(config, marks), *pool, "", *record_pictures(config)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -173,6 +199,23 @@ def slot_picture(config: Config, marks: str) -> list[str]:
     ]
 
 
+def pool_picture(config: Config) -> list[str]:
+    """The layers of a block of the paged pool with their offsets, a line each, and the totals."""
+    paged, num_blocks = config.paged_layout, config.engine.num_blocks
+    size, block_bytes = paged.block_size, paged.block_bytes
+    lines = [
+        f"  {part.offset:>12,} | layer{part.layer}_global: {size} records of {part.record_bytes:,}"
+        for part in paged.layers
+    ]
+    return [
+        f"one block of the paged pool: {size} tokens of {len(lines)} global layers",
+        *lines,
+        f"  {block_bytes:>12,} block_bytes (align_bytes {paged.align_bytes})",
+        f"pool: {num_blocks:,} blocks x {block_bytes:,} = {num_blocks * block_bytes:,} bytes, "
+        f"{num_blocks * size:,} tokens",
+    ]
+
+
 def record_pictures(config: Config) -> list[str]:
     """Each record format: its fields with offsets and, where planar, the planes of a ring."""
     lines = []
@@ -191,7 +234,7 @@ def record_pictures(config: Config) -> list[str]:
         ]
         lines.append(f"  {''.join(f'{cell}| ' for cell in cells)}{record_format.record_bytes}")
         if record_format.plane_order == "planar":
-            for ring_len in sorted({layer.ring_len for layer in config.layers}):
+            for ring_len in sorted({layer.ring_len for layer in config.layers if layer.ring_len}):
                 values = ring_len * record_format.value_bytes
                 end = ring_len * record_format.record_bytes
                 lines.append(
