@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from .engine.engine import Engine as Engine
     from .engine.slab import empty_slab as empty_slab
+    from .layouts.budget import kv_bytes as kv_bytes
     from .layouts.config import load_config as load_config
     from .layouts.formats import RecordFormat as RecordFormat
     from .layouts.formats import make_record_format as make_record_format
@@ -49,6 +50,7 @@ _HOMES = {
     "dequantize_mxfp8": ".rawkernels.dequantize_mxfp8",
     "empty_slab": ".engine.slab",
     "encode_records": ".rawkernels.encode_records",
+    "kv_bytes": ".layouts.budget",
     "load_config": ".layouts.config",
     "load_history": ".rawkernels.load_history",
     "make_record_format": ".layouts.formats",

@@ -19,6 +19,7 @@ from ..layouts.errors import RingslabError
 _COMMANDS = {
     "run": "replay a request trace through prefill and decode steps",
     "layout": "print the bytes of a state slot as a table and a picture",
+    "budget": "say how many bytes a sequence's caches take against its context",
     "compile": "compile every CUDA kernel and report its registers and spills",
     "bench": "time every operation against the floor that bytes and FLOPs set",
     "doctor": "say what this machine can run, and why not",
