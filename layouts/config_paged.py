@@ -5,7 +5,7 @@ from .bind import Binder
 from .config_schema import ConfigFile, PagedLayerSection
 from .formats import RecordFormat
 from .paged import PagedLayout, build_paged_layout
-from .sizes import align_up, div_ceil
+from .sizes import align_up
 
 
 def derive_paged(
@@ -72,22 +72,7 @@ def check_presence(file: ConfigFile, binder: Binder, wanted: list[str]) -> bool:
         binder.fault("", "no key paged", f"one {what}", "add paged")
     if file.engine.num_blocks is None:
         binder.fault("engine", "no num_blocks", f"a number of blocks {what}", "add num_blocks")
-    if len(binder.faults) == before:
-        check_room(file, binder)
     return len(binder.faults) == before
-
-
-def check_room(file: ConfigFile, binder: Binder) -> None:
-    """A sequence of max_seq_len tokens must fit the pool, or it could never end."""
-    needed = div_ceil(file.model.max_seq_len, file.paged.block_size)
-    if file.engine.num_blocks < needed:
-        binder.fault(
-            "engine.num_blocks",
-            file.engine.num_blocks,
-            f"at least max_seq_len / block_size = {file.model.max_seq_len} / "
-            f"{file.paged.block_size} = {needed}, rounded up",
-            "raise it, or lower model.max_seq_len",
-        )
 
 
 def compare_layer(

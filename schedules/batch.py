@@ -55,6 +55,9 @@ class HostBatch:
     positions        int32 [T]
     token_state_ids  int32 [T]             state slot of each token's sequence
     num_drafts       int32 [num_seqs]      0 in a prefill
+    block_tables     int32 [num_seqs, most blocks]  blocks of the paged pool that hold the first
+                                           seqlens_k tokens of each sequence, then -1; None where
+                                           nothing is paged
     """
 
     step: int
@@ -69,6 +72,7 @@ class HostBatch:
     positions: np.ndarray
     token_state_ids: np.ndarray
     num_drafts: np.ndarray
+    block_tables: np.ndarray | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -92,12 +96,17 @@ class HostBatch:
 
 @dataclass(frozen=True, eq=False)
 class BatchArrays:
-    """A batch's arrays on the engine's device, as a caller's own kernels need them; int32."""
+    """A batch's arrays on the engine's device, as a caller's own kernels need them; int32. The last
+    three are there for models with global layers: the row of block_tables of each token's sequence
+    (-1 is padding), bounds of each sequence's tokens 0 .. seqlen_k, and the tables."""
 
     token_ids: Any
     positions: Any
     token_state_ids: Any
     cu_seqlens_q: Any
+    token_seq_ids: Any = None
+    cu_seqlens_k: Any = None
+    block_tables: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +127,7 @@ class Batch:
     num_drafts: np.ndarray
     plans: Mapping[PlanKey, DecodePlan | PrefillPlan]
     on_device: BatchArrays
+    block_tables: np.ndarray | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -159,4 +169,5 @@ def with_plans(
         num_drafts=host.num_drafts,
         plans=plans,
         on_device=on_device,
+        block_tables=host.block_tables,
     )

@@ -21,6 +21,7 @@ class SchedulerLimits:
     vocab_size        tokens are below it, in prompts and at commit; None: any int32
     chunked_prefill   whether a prompt may be cut to the budget; if not, a prompt larger than the
                       budget runs alone
+    num_blocks, block_size  blocks of the paged pool and tokens of a block; None: nothing is paged
 
     Raises ArgumentError for a number below 1 and a max_seq_len whose positions are not int32.
     """
@@ -33,11 +34,13 @@ class SchedulerLimits:
     max_seq_len: int
     chunked_prefill: bool = True
     vocab_size: int | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "chunked_prefill" or (field.name == "vocab_size" and value is None):
+            if field.name == "chunked_prefill" or (value is None and field.default is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise ArgumentError(f"SchedulerLimits: {field.name}={value!r} must be 1 or more")
@@ -46,8 +49,24 @@ class SchedulerLimits:
                 f"SchedulerLimits: max_seq_len={self.max_seq_len} has positions past {MAX_POSITION}"
             )
 
+        if (self.num_blocks is None) != (self.block_size is None):
+            raise ArgumentError(
+                f"SchedulerLimits: num_blocks={self.num_blocks} block_size={self.block_size}; give "
+                "both or neither"
+            )
 
-def check_request(request: Request, max_seq_len: int, vocab_size: int | None = None) -> np.ndarray:
+    @property
+    def paged_tokens(self) -> int | None:
+        """Tokens that the paged pool holds; None where nothing is paged."""
+        return None if self.num_blocks is None else self.num_blocks * self.block_size
+
+
+def check_request(
+    request: Request,
+    max_seq_len: int,
+    vocab_size: int | None = None,
+    paged_tokens: int | None = None,
+) -> np.ndarray:
     """The prompt as int32 [n]. Raises RequestError for what can never run, with the numbers."""
     if not isinstance(request, Request):
         raise RequestError(f"submit: got {type(request).__name__} but needs a Request")
@@ -89,5 +108,10 @@ def check_request(request: Request, max_seq_len: int, vocab_size: int | None = N
         raise RequestError(
             f"request {request.id!r}: {prompt.shape[0]} prompt tokens + {new} new tokens are "
             f"{total}, more than max_seq_len={max_seq_len}"
+        )
+    if paged_tokens is not None and total > paged_tokens:
+        raise RequestError(
+            f"request {request.id!r}: {prompt.shape[0]} prompt tokens + {new} new tokens are "
+            f"{total}, more than the {paged_tokens} tokens of the paged pool; raise num_blocks"
         )
     return prompt.astype(np.int32)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .batch import HostBatch
+from .blocks import BlockTables
 from .limits import SchedulerLimits
 from .table import DECODE, SequenceTable
 
@@ -30,7 +31,9 @@ def pick_chunks(
     return chosen
 
 
-def prefill_batch(table: SequenceTable, chosen: list[tuple[int, int]], step: int) -> HostBatch:
+def prefill_batch(
+    table: SequenceTable, chosen: list[tuple[int, int]], step: int, blocks: BlockTables | None
+) -> HostBatch:
     """The batch of these chunks: each sequence's next tokens from where it stands."""
     rows = np.array([row for row, _ in chosen])
     take = np.array([count for _, count in chosen], dtype=np.int64)
@@ -49,6 +52,7 @@ def prefill_batch(table: SequenceTable, chosen: list[tuple[int, int]], step: int
         is_last_chunk=start + take == table.num_tokens[rows],
         token_ids=np.concatenate(pieces),
         num_drafts=np.zeros(rows.shape[0], np.int32),
+        blocks=blocks,
     )
 
 
@@ -60,19 +64,26 @@ def pick_decodes(table: SequenceTable, limits: SchedulerLimits) -> np.ndarray:
     return rows[np.argsort(table.order[rows])]
 
 
-def decode_batch(
-    table: SequenceTable, rows: np.ndarray, limits: SchedulerLimits, step: int
-) -> HostBatch:
-    """The batch of one step of these sequences: the last token and its drafts.
-
-    Drafts are cut so that no position passes max_seq_len - 1 and no draft, once accepted, passes
-    the tokens that the request asked for.
-    """
+def drafts_of(table: SequenceTable, rows: np.ndarray, limits: SchedulerLimits) -> np.ndarray:
+    """Drafts of each sequence's next step, int32 [num_seqs], cut so that no position passes
+    max_seq_len - 1 and no draft, once accepted, passes the tokens that the request asked for."""
     position = table.num_tokens[rows] - 1
     room = np.minimum(
         table.max_tokens[rows] - table.num_tokens[rows], limits.max_seq_len - 1 - position
     )
-    num_drafts = np.minimum(table.num_drafts[rows], room).astype(np.int32)
+    return np.minimum(table.num_drafts[rows], room).astype(np.int32)
+
+
+def decode_batch(
+    table: SequenceTable,
+    rows: np.ndarray,
+    limits: SchedulerLimits,
+    step: int,
+    blocks: BlockTables | None,
+) -> HostBatch:
+    """The batch of one step of these sequences: the last token and its drafts."""
+    position = table.num_tokens[rows] - 1
+    num_drafts = drafts_of(table, rows, limits)
     table_of_tokens = np.concatenate([table.last_token[rows, None], table.drafts[rows]], axis=1)
     used = np.arange(table_of_tokens.shape[1]) <= num_drafts[:, None]
     take = num_drafts.astype(np.int64) + 1
@@ -86,6 +97,7 @@ def decode_batch(
         is_last_chunk=np.ones(rows.shape[0], bool),
         token_ids=table_of_tokens[used],
         num_drafts=num_drafts,
+        blocks=blocks,
     )
 
 
@@ -100,6 +112,7 @@ def _batch(
     is_last_chunk: np.ndarray,
     token_ids: np.ndarray,
     num_drafts: np.ndarray,
+    blocks: BlockTables | None,
 ) -> HostBatch:
     cu = np.concatenate([[0], np.cumsum(take)])
     first = np.repeat(seqlens_k - take - cu[:-1], take)
@@ -116,4 +129,5 @@ def _batch(
         positions=(first + np.arange(cu[-1])).astype(np.int32),
         token_state_ids=np.repeat(table.state_id[rows], take),
         num_drafts=num_drafts,
+        block_tables=None if blocks is None else blocks.rows(table.state_id[rows]),
     )

@@ -13,30 +13,13 @@ import numpy as np
 from ..layouts.errors import BatchError, RequestError
 from .batch import HostBatch
 from .batch import Request as Request
+from .blocks import BlockTables
+from .counters import SchedulerCounters
 from .limits import SchedulerLimits as SchedulerLimits
 from .limits import check_request
-from .pick import decode_batch, pick_chunks, pick_decodes, prefill_batch
+from .pick import decode_batch, drafts_of, pick_chunks, pick_decodes, prefill_batch
 from .results import StepResults, check_results
 from .table import DECODE, PHASE_NAMES, PREFILL, WAITING, SequenceTable
-
-
-@dataclass
-class SchedulerCounters:
-    """Totals since the start. `recomputed_tokens` were computed once before a preemption."""
-
-    submitted: int = 0
-    refused: int = 0
-    finished: int = 0
-    aborted: int = 0
-    preempted: int = 0
-    prefill_batches: int = 0
-    decode_batches: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    output_tokens: int = 0
-    drafts_offered: int = 0
-    drafts_accepted: int = 0
-    recomputed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +49,13 @@ class Scheduler:
     A slot serves one sequence after another without being cleared: a sequence starts (and, after a
     preemption, starts again) at position 0, and its plans never reach below it.
 
+    With a paged pool (`num_blocks`) a request is admitted when there are blocks for its known
+    tokens, and one more for each running sequence; it holds them until it ends. A decode step takes
+    the blocks it grows into. Where too few are free, the sequence that was admitted last is
+    preempted, until they suffice; it goes to the head of the queue and is computed again. A
+    sequence gives way only to older ones, and the oldest can have the whole pool, which holds any
+    request that `submit` took: so the oldest always moves on, and all come to an end.
+
     What ended stays readable (`tokens`, `state`) until its id is submitted again or `forget`.
     """
 
@@ -77,6 +67,11 @@ class Scheduler:
         self._row_of: dict[str, int] = {}
         self._queue: deque[int] = deque()
         self._free_slots = list(range(limits.num_state_slots))  # a heap: the lowest goes first
+        self._blocks: BlockTables | None = None
+        if limits.num_blocks is not None:
+            self._blocks = BlockTables(
+                limits.num_blocks, limits.block_size, limits.num_state_slots, limits.max_seq_len
+            )
         self._ended: dict[str, _Ended] = {}
         self._in_flight: _InFlight | None = None
         self._steps = 0
@@ -94,6 +89,11 @@ class Scheduler:
         return len(self._free_slots)
 
     @property
+    def free_blocks(self) -> int | None:
+        """Blocks of the paged pool that no sequence holds; None where nothing is paged."""
+        return None if self._blocks is None else self._blocks.num_free
+
+    @property
     def num_waiting(self) -> int:
         """Requests without a state slot, preempted ones included."""
         return len(self._queue)
@@ -102,10 +102,14 @@ class Scheduler:
         """Put a request at the end of the queue.
 
         Raises RequestError, and changes nothing, for an id that is live, a prompt that is empty,
-        negative or outside the vocabulary, or more tokens than max_seq_len, with both numbers.
+        negative or outside the vocabulary, or more tokens than max_seq_len or the paged pool holds,
+        with both numbers.
         """
+        limits = self.limits
         try:
-            prompt = check_request(request, self.limits.max_seq_len, self.limits.vocab_size)
+            prompt = check_request(
+                request, limits.max_seq_len, limits.vocab_size, limits.paged_tokens
+            )
             if request.id in self._row_of:
                 raise RequestError(
                     f"request {request.id!r} is {self.state(request.id)}; wait until it ends, "
@@ -136,6 +140,10 @@ class Scheduler:
         table = self._table
         if table.phase[row] == WAITING:
             raise RequestError(f"preempt: request {id!r} is waiting, it holds no state slot")
+        self._send_back(row)
+
+    def _send_back(self, row: int) -> None:
+        table = self._table
         self._release_slot(row)
         self.counters.preempted += 1
         self.counters.recomputed_tokens += int(table.num_computed[row])
@@ -151,22 +159,16 @@ class Scheduler:
             raise BatchError(f"next_batch: batch {self._in_flight.batch.step} is not committed yet")
         table = self._table
         prefills = table.rows_in(PREFILL).tolist()
-        can_prefill = bool(prefills or (self._queue and self._free_slots))
+        waiting = self._next_in_queue()
         can_decode = bool(np.any(table.phase == DECODE))
-        if can_prefill and (self._last_kind == "decode" or not can_decode):
-            chosen = pick_chunks(table, prefills + self._next_in_queue(), self.limits)
-            for row, _ in chosen[len(prefills) :]:
-                self._admit(row)
-            batch = prefill_batch(table, chosen, self._steps)
-            self.counters.prefill_batches += 1
-            self.counters.prefill_tokens += batch.num_tokens
+        if (prefills or waiting) and (self._last_kind == "decode" or not can_decode):
+            batch = self._prefill(prefills, waiting)
         elif can_decode:
-            rows = pick_decodes(table, self.limits)
-            table.turn[rows] = self._steps
-            batch = decode_batch(table, rows, self.limits, self._steps)
-            self.counters.decode_batches += 1
-            self.counters.decode_tokens += batch.num_tokens
-            self.counters.drafts_offered += int(batch.num_drafts.sum())
+            rows = self._decode_rows()
+            if rows.size:
+                batch = self._decode(rows)
+            else:  # all of them gave way to older prompts, which have their blocks
+                batch = self._prefill(table.rows_in(PREFILL).tolist(), [])
         else:
             return None
         self._last_kind = batch.kind
@@ -248,6 +250,52 @@ class Scheduler:
     def _has_ended(self, id: str) -> bool:
         return isinstance(id, str) and id in self._ended  # a list cannot be looked up
 
+    def _prefill(self, prefills: list[int], waiting: list[int]) -> HostBatch:
+        """A batch of chunks: prompts that run, then those of `waiting` that have a chunk in it."""
+        chosen = pick_chunks(self._table, prefills + waiting, self.limits)
+        for row, _ in chosen[len(prefills) :]:
+            self._admit(row)
+        batch = prefill_batch(self._table, chosen, self._steps, self._blocks)
+        self.counters.prefill_batches += 1
+        self.counters.prefill_tokens += batch.num_tokens
+        return batch
+
+    def _decode(self, rows: np.ndarray) -> HostBatch:
+        self._table.turn[rows] = self._steps
+        batch = decode_batch(self._table, rows, self.limits, self._steps, self._blocks)
+        self.counters.decode_batches += 1
+        self.counters.decode_tokens += batch.num_tokens
+        self.counters.drafts_offered += int(batch.num_drafts.sum())
+        return batch
+
+    def _decode_rows(self) -> np.ndarray:
+        """Rows of a decode batch, with blocks for its tokens. Empty where every decoding sequence
+        was preempted; then prompts run that are older."""
+        rows = pick_decodes(self._table, self.limits)
+        if self._blocks is None:
+            return rows
+        while rows.size:
+            if (ready := self._make_room(rows)).size:
+                return ready
+            rows = pick_decodes(self._table, self.limits)
+        return rows
+
+    def _make_room(self, rows: np.ndarray) -> np.ndarray:
+        """The rows, oldest first, that have blocks for their next step; others were preempted."""
+        table, blocks, ready = self._table, self._blocks, []
+        seqlens = table.num_tokens[rows] + drafts_of(table, rows, self.limits)
+        for row, seqlen in zip(rows.tolist(), seqlens.tolist(), strict=True):
+            while table.state_id[row] >= 0:
+                state_id = int(table.state_id[row])
+                if blocks.missing(state_id, seqlen) <= blocks.num_free:
+                    blocks.grow(state_id, seqlen)
+                    ready.append(row)
+                    break
+                running = np.flatnonzero(table.state_id >= 0)
+                self._send_back(int(running[np.argmax(table.order[running])]))
+                self.counters.block_preemptions += 1
+        return np.array(ready, np.int64)
+
     def _row(self, id: str, call: str) -> int:
         if not isinstance(id, str) or id not in self._row_of:
             raise RequestError(f"{call}: there is no request {id!r}")
@@ -256,7 +304,18 @@ class Scheduler:
     def _next_in_queue(self) -> list[int]:
         """Waiting rows that could be admitted now, the first of them first."""
         most = min(len(self._queue), len(self._free_slots), self.limits.max_prefill_seqs)
-        return [self._queue[i] for i in range(most)]
+        rows = [self._queue[i] for i in range(most)]
+        if self._blocks is None:
+            return rows
+        # A block for each running sequence is kept back: without, what is admitted now would soon
+        # be preempted again.
+        kept_back = self.limits.num_state_slots - len(self._free_slots)
+        free = self._blocks.num_free
+        for i, row in enumerate(rows):
+            free -= self._blocks.blocks_of(int(self._table.num_tokens[row]))
+            if free < kept_back + i:
+                return rows[:i]
+        return rows
 
     def _admit(self, row: int) -> None:
         table = self._table
@@ -267,12 +326,16 @@ class Scheduler:
         table.state_id[row] = heapq.heappop(self._free_slots)
         table.order[row] = self._admissions
         self._admissions += 1
+        if self._blocks is not None:
+            self._blocks.grow(int(table.state_id[row]), int(table.num_tokens[row]))
 
     def _release_slot(self, row: int) -> None:
         slot = int(self._table.state_id[row])
         assert slot >= 0
         assert slot not in self._free_slots
         heapq.heappush(self._free_slots, slot)
+        if self._blocks is not None:
+            self._blocks.release(slot)
         self._table.state_id[row] = -1
 
     def _end(self, row: int, state: str) -> None:

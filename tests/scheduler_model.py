@@ -4,6 +4,7 @@ out with plans on a ring of tokens, so that a wrong key anywhere changes what co
 from dataclasses import dataclass, field
 
 import numpy as np
+from paged_model import Pages
 
 import ringslab as rs
 from ringslab.schedules.scheduler import Scheduler, SchedulerLimits
@@ -41,6 +42,7 @@ class Seen:
     slot: int = -1
     drafts: list = field(default_factory=list)
     decodes: bool = False  # all known tokens but the last are computed, in this slot
+    order: int = -1  # counts admissions
 
     @property
     def generated(self):
@@ -59,10 +61,11 @@ class Watched:
         self.live: dict[str, Seen] = {}
         self.queue: list[str] = []
         self.ended: dict[str, tuple[str, Seen]] = {}
-        self.submitted = 0
+        self.submitted = self.admissions = 0
         self.numbers: dict[str, int] = {}  # tells two requests of one id apart
         self.last_kind = "decode"
         self.open = None
+        self.pages = None if limits.num_blocks is None else Pages(self)
 
     def submit(self, id, prompt, max_new_tokens):
         self.scheduler.submit(rs.Request(id, np.asarray(prompt, np.int32), max_new_tokens))
@@ -80,13 +83,20 @@ class Watched:
 
     def preempt(self, id):
         self.scheduler.preempt(id)
+        self.send_back(id)
+        self.check()
+
+    def send_back(self, id):
         seq = self.live[id]
         seq.slot, seq.computed, seq.drafts, seq.decodes = -1, 0, [], False
         self.queue.insert(0, id)
-        self.check()
+        if self.pages is not None:
+            self.pages.held.pop(id, None)
 
     def _end(self, id, state):
         seq = self.live.pop(id)
+        if self.pages is not None:
+            self.pages.held.pop(id, None)
         if id in self.queue:
             self.queue.remove(id)
         self.ended[id] = (state, seq)
@@ -97,6 +107,8 @@ class Watched:
         assert len(set(held)) == len(held)
         assert self.scheduler.free_slots == self.limits.num_state_slots - len(held)
         assert self.scheduler.num_waiting == len(self.queue)
+        if self.pages is not None:
+            self.pages.check()
         assert self.scheduler.done == (not self.live and self.open is None)
         for id, seq in self.live.items():
             state = self.scheduler.state(id)
@@ -116,7 +128,14 @@ class Watched:
         decodes = [id for id, seq in self.live.items() if seq.decodes]
         prefills = [id for id, seq in self.live.items() if seq.slot >= 0 and not seq.decodes]
         can_prefill = bool(prefills) or bool(self.queue and self.scheduler.free_slots)
+        if self.pages is not None:
+            self.pages.may_admit = self.pages.admissible()
+            can_prefill = bool(prefills or self.pages.may_admit)
         batch = self.scheduler.next_batch()
+        if self.pages is not None:
+            gone = self.pages.check_preemptions(batch)
+            decodes = [id for id in decodes if id not in gone]
+            prefills = [id for id in prefills if id not in gone]
         if batch is None:
             assert not can_prefill
             assert not decodes
@@ -170,9 +189,13 @@ class Watched:
             assert set(prefills) <= set(batch.request_ids), "running prompts go before new ones"
         elif prefills:
             assert set(batch.request_ids) <= set(prefills)
+        if self.pages is not None:
+            assert len(new) <= len(self.pages.may_admit), "no blocks for all of them"
         for id in new:
             self.queue.remove(id)
             self.live[id].slot = int(batch.state_ids[batch.request_ids.index(id)])
+            self.admissions += 1
+            self.live[id].order = self.admissions
 
     def _check_decode(self, batch):
         assert batch.num_seqs <= self.limits.max_decode_seqs
@@ -192,6 +215,8 @@ class Watched:
         records = np.stack([number, batch.positions, batch.token_ids], axis=1)
         rows = batch.token_state_ids * self.ring_len + batch.positions % self.ring_len
         out = np.empty(batch.num_tokens, np.int64)
+        if self.pages is not None:
+            self.pages.write_and_read(batch, records)
         if batch.kind == "decode":
             plan = rs.plan_decode(
                 batch.token_state_ids, batch.positions, cu_seqlens_q=batch.cu_seqlens_q, **sizes
@@ -288,6 +313,7 @@ class Watched:
             assert steps < most_steps, "no end in sight"
         assert self.scheduler.done
         assert self.scheduler.free_slots == self.limits.num_state_slots
+        assert self.scheduler.free_blocks == self.limits.num_blocks
         self.check_outputs()
         return steps
 

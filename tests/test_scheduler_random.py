@@ -26,6 +26,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_seq_len=st.integers(12, 40),
         chunked=st.booleans(),
         window=st.sampled_from([1, 2, 3, 5, 8]),
+        block_size=st.sampled_from([None, None, 1, 3, 4]),
+        spare_blocks=st.integers(0, 12),
         seed=st.integers(0, 2**32 - 1),
     )
     def start(
@@ -38,10 +40,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_seq_len,
         chunked,
         window,
+        block_size,
+        spare_blocks,
         seed,
     ):
+        pool = {}
+        if block_size is not None:  # the longest request fits, and not much more
+            num_blocks = -(-max_seq_len // block_size) + spare_blocks
+            pool = {"num_blocks": num_blocks, "block_size": block_size}
         limits = SchedulerLimits(
-            slots, budget, prefill_seqs, decode_seqs, tokens_per_step, max_seq_len, chunked
+            slots, budget, prefill_seqs, decode_seqs, tokens_per_step, max_seq_len, chunked, **pool
         )
         self.w = Watched(limits, window)
         self.rng = np.random.default_rng(seed)
