@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine as Engine
     from .engine.slab import empty_slab as empty_slab
     from .layouts.budget import kv_bytes as kv_bytes
+    from .engine.store import open_store as open_store
     from .layouts.config import load_config as load_config
     from .layouts.formats import RecordFormat as RecordFormat
     from .layouts.formats import make_record_format as make_record_format
@@ -54,6 +55,7 @@ _HOMES = {
     "load_config": ".layouts.config",
     "load_history": ".rawkernels.load_history",
     "make_record_format": ".layouts.formats",
+    "open_store": ".engine.store",
     "plan_decode": ".schedules.plan_decode",
     "plan_prefill": ".schedules.plan_prefill",
     "quantize_mxfp8": ".rawkernels.quantize_mxfp8",

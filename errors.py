@@ -12,6 +12,7 @@ from .layouts.errors import (
     PlanError,
     RequestError,
     RingslabError,
+    StoreError,
     TraceError,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "PlanError",
     "RequestError",
     "RingslabError",
+    "StoreError",
     "TraceError",
 ]

@@ -47,3 +47,7 @@ class KernelBuildError(RingslabError, RuntimeError):
 
 class DeviceMemoryError(RingslabError, MemoryError):
     """The slab or a workspace is larger than the memory that is free."""
+
+
+class StoreError(RingslabError, RuntimeError):
+    """An external store cannot be opened (no client, no permission, damaged), or is closed."""
