@@ -5,13 +5,16 @@ cache: whatever is wrong with a value or with the place it lies in, `get` gives 
 put under this key for this layout, or None.
 """
 
+import math
 import os
 from typing import Any, Protocol
 
 from ..layouts.digest import DIGEST_BYTES, layout_digest
 from ..layouts.errors import ArgumentError, StoreError
-from ..layouts.sizes import is_count
+from ..layouts.sizes import is_count, is_real
+from .store_lmdb import LmdbShelf
 from .store_memory import MemoryShelf
+from .store_redis import RedisShelf
 from .store_seal import check_key, head_bytes, is_head, seal, sealed_bytes, unseal, view_value
 from .store_stats import ShelfFault, StoreStats
 
@@ -46,9 +49,10 @@ class Store:
     """get, put, contains, delete, close; `stats` counts. Made by `open_store`; any thread may use
     it, and it is a context manager."""
 
-    def __init__(self, shelf: Shelf, layout: bytes, stats: StoreStats, shown: str) -> None:
-        self.shelf, self.layout, self.stats, self.shown = shelf, layout, stats, shown
+    def __init__(self, shelf: Shelf, layout: bytes, stats: StoreStats) -> None:
+        self.shelf, self.layout, self.stats = shelf, layout, stats
         self.closed = False
+        self._pid = os.getpid()
 
     def get(self, key: bytes) -> bytes | None:
         """The value under a key, or None. A value that is damaged, or was put for another layout,
@@ -129,7 +133,8 @@ class Store:
         """Frees what the store holds; a second call does nothing, any other is a StoreError."""
         if not self.closed:
             self.closed = True
-            self.shelf.close()
+            if os.getpid() == self._pid:  # a forked child must not end what its parent uses
+                self.shelf.close()
 
     def _remove(self, key: bytes, seen: bytes | None) -> bool:
         try:
@@ -140,7 +145,12 @@ class Store:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise StoreError(f"{self.shown}: the store is closed")
+            raise StoreError("the store is closed")
+        if os.getpid() != self._pid:
+            raise StoreError(
+                "the store was opened before a fork: neither LMDB nor a connection can be shared "
+                "with a child; start processes by spawn and open a store in each"
+            )
 
     def __enter__(self) -> "Store":
         return self
@@ -154,24 +164,40 @@ def open_store(
     *,
     layout: Any = None,
     budget_bytes: int | None = None,
+    sync: bool = True,
+    timeout_s: float = 2.0,
 ) -> Store:
     """A store at `memory:`, `lmdb:PATH` or `redis://HOST:PORT/DB`.
 
     layout        whose bytes the values are: a Config, a SlotLayout, or the 16 bytes of
                   `layout_digest`; None for bytes of no layout. Values of another are never read
     budget_bytes  bytes of keys and sealed values kept, least recently used out first; None: no
-                  bound. A Redis server has its own (`maxmemory`)
+                  bound. A Redis server has its own (`maxmemory`), so it takes none here
+    sync          LMDB: a put waits for the disk, and survives a power cut. Without, it survives
+                  the end of this process, and a power cut may cost the whole directory
+    timeout_s     Redis: seconds to connect, and for each read or write
 
     Raises ArgumentError for another address or option, StoreError where the store cannot be opened.
     """
-    if not isinstance(url, str | os.PathLike):
+    if not isinstance(url, str) or "\0" in url:
         raise ArgumentError(f"url={url!r} but must be a string")
     digest = _digest_of(layout)
     budget = _check_budget(budget_bytes)
+    if not is_real(timeout_s) or not 0 < timeout_s < math.inf:
+        raise ArgumentError(f"timeout_s={timeout_s!r} but must be a positive number of seconds")
     stats = StoreStats()
+    shelf: Shelf
     if url == "memory:":
-        return Store(MemoryShelf(budget, stats), digest, stats, "memory:")
-    raise ArgumentError(f"url={url!r} but must be memory:, lmdb:PATH or redis://HOST:PORT/DB")
+        shelf = MemoryShelf(budget, stats)
+    elif url.startswith("lmdb:") and url != "lmdb:":
+        shelf = LmdbShelf(url.removeprefix("lmdb:"), budget, stats, sync=bool(sync))
+    elif url.startswith(("redis://", "rediss://", "unix://")):
+        if budget is not None:
+            raise ArgumentError("budget_bytes: a Redis server has its own bound, set maxmemory")
+        shelf = RedisShelf(url, stats, timeout_s=float(timeout_s))
+    else:
+        raise ArgumentError(f"url={url!r} but must be memory:, lmdb:PATH or redis://HOST:PORT/DB")
+    return Store(shelf, digest, stats)
 
 
 def _digest_of(layout: Any) -> bytes:

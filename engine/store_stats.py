@@ -1,6 +1,7 @@
 """What a store counts, and the fault that a shelf raises for the store to count."""
 
 import threading
+import warnings
 from dataclasses import dataclass, field, fields
 
 
@@ -15,7 +16,7 @@ class StoreStats:
     hits, misses  of `get`; together all of them
     corrupt       values whose seal did not hold, each a miss and removed
     errors        calls that the disk or the server failed; a `get` among them is a miss
-    puts          values stored, or by a writer thread taken over
+    puts          values stored
     refused       values above the budget or above what the store can hold
     dropped       values that a writer thread had no room for in time, or lost at its end
     evicted       values removed to stay within the budget
@@ -45,3 +46,25 @@ class StoreStats:
         """All counters at one moment."""
         with self._lock:
             return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_lock"}
+
+
+class Outage:
+    """One warning for a run of faults: from the first one until something works again."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        self._warned = False
+
+    def fault(self, reason: str) -> ShelfFault:
+        """The fault to raise; warns where the one before it is over."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.shown}: {reason}; the store gives misses until this is over",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return ShelfFault(f"{self.shown}: {reason}")
+
+    def over(self) -> None:
+        self._warned = False

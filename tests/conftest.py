@@ -64,3 +64,31 @@ def backend(request):
 def fast_backend(request):
     """A backend that is compared with the reference."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory):
+    """One redis-server for all tests of this process; skipped, with the reason, without one."""
+    from store_cases import RedisServer, redis_problem
+
+    if redis_problem():
+        pytest.skip(redis_problem())
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_server(shared_redis):
+    """The shared redis-server, emptied."""
+    with shared_redis.client() as client:
+        client.flushall()
+    return shared_redis
+
+
+@pytest.fixture(params=["memory", "lmdb", "redis"])
+def store_url(request, tmp_path):
+    """The address of an empty store of each kind."""
+    if request.param == "redis":
+        return request.getfixturevalue("redis_server").url
+    return "memory:" if request.param == "memory" else f"lmdb:{tmp_path / 'store'}"
