@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -60,3 +61,23 @@ class RedisServer:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+def lmdb_faults(shelf) -> list[str]:
+    """What does not agree between the four tables of an LMDB shelf."""
+    faults = []
+    with shelf._env.begin() as txn:
+        values = dict(txn.cursor(db=shelf._values))
+        index = {key: struct.unpack("<QQ", entry) for key, entry in txn.cursor(db=shelf._index)}
+        order = {struct.unpack(">Q", turn)[0]: key for turn, key in txn.cursor(db=shelf._turns)}
+        used = txn.get(b"used", db=shelf._totals)
+    if index.keys() != values.keys():
+        faults.append(f"index has {len(index)} keys, values {len(values)}")
+    if order != {turn: key for key, (turn, _) in index.items()}:
+        faults.append("order is not the index by turn")
+    sizes = {key: len(key) + len(sealed) for key, sealed in values.items()}
+    if sizes != {key: size for key, (_, size) in index.items()}:
+        faults.append("index has other sizes than the values")
+    if struct.unpack("<Q", used or bytes(8))[0] != sum(sizes.values()):
+        faults.append(f"used is {used}, values take {sum(sizes.values())}")
+    return faults

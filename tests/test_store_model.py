@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_cases import LAYOUT_A, LAYOUT_B
+from store_cases import LAYOUT_A, LAYOUT_B, lmdb_faults
 
 import ringslab as rs
 from ringslab.engine.store_seal import sealed_bytes
@@ -114,6 +114,8 @@ def test_budget_against_a_model(tmp_path, kind, steps):
             present = {key for key in (b"a", b"b", b"c", b"d", b"e") if store.contains(key)}
             assert present == set(model)
             assert store.stats.evicted == evicted
+        if kind == "lmdb:":
+            assert lmdb_faults(store.shelf) == []
 
 
 def test_another_layout_is_never_read(store_url):
