@@ -17,6 +17,7 @@ from .store_memory import MemoryShelf
 from .store_redis import RedisShelf
 from .store_seal import check_key, head_bytes, is_head, seal, sealed_bytes, unseal, view_value
 from .store_stats import ShelfFault, StoreStats
+from .store_writer import WritingStore, check_queue
 
 
 class Shelf(Protocol):
@@ -166,7 +167,9 @@ def open_store(
     budget_bytes: int | None = None,
     sync: bool = True,
     timeout_s: float = 2.0,
-) -> Store:
+    queue_bytes: int | None = None,
+    wait_s: float = 0.0,
+) -> Store | WritingStore:
     """A store at `memory:`, `lmdb:PATH` or `redis://HOST:PORT/DB`.
 
     layout        whose bytes the values are: a Config, a SlotLayout, or the 16 bytes of
@@ -176,6 +179,9 @@ def open_store(
     sync          LMDB: a put waits for the disk, and survives a power cut. Without, it survives
                   the end of this process, and a power cut may cost the whole directory
     timeout_s     Redis: seconds to connect, and for each read or write
+    queue_bytes   puts are taken over by a thread that writes them, and at most so many bytes of
+                  keys and values wait; None: put itself writes
+    wait_s        seconds that a put then waits for room before it is dropped
 
     Raises ArgumentError for another address or option, StoreError where the store cannot be opened.
     """
@@ -185,6 +191,8 @@ def open_store(
     budget = _check_budget(budget_bytes)
     if not is_real(timeout_s) or not 0 < timeout_s < math.inf:
         raise ArgumentError(f"timeout_s={timeout_s!r} but must be a positive number of seconds")
+    if queue_bytes is not None:
+        check_queue(queue_bytes, wait_s)
     stats = StoreStats()
     shelf: Shelf
     if url == "memory:":
@@ -197,7 +205,8 @@ def open_store(
         shelf = RedisShelf(url, stats, timeout_s=float(timeout_s))
     else:
         raise ArgumentError(f"url={url!r} but must be memory:, lmdb:PATH or redis://HOST:PORT/DB")
-    return Store(shelf, digest, stats)
+    store = Store(shelf, digest, stats)
+    return store if queue_bytes is None else WritingStore(store, int(queue_bytes), float(wait_s))
 
 
 def _digest_of(layout: Any) -> bytes:
