@@ -7,14 +7,12 @@ from pathlib import Path
 from ..layouts.errors import StoreError
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-MIN_FREE_BYTES = (
-    1 << 20
-)  # LMDB maps its lock file: a page of it that has no block kills the process
+LOCK_BYTES = 1 << 16  # of the lock file: more than LMDB needs for the readers we allow
 
 
-def private_directory(path: str, file_names: tuple[str, ...]) -> str:
-    """The real path of a directory that only this user can write, made with mode 0700 where it is
-    missing; `file_names` are the store's files in it.
+def private_directory(path: str, data_name: str, lock_name: str) -> str:
+    """The real path of a directory that only this user can write. It is made where it is missing,
+    and missing parents with it, all with mode 0700; the lock file is made and given its blocks.
 
     Stored bytes become attention inputs of other requests, so whoever can write them can change
     outputs. Raises StoreError where the directory or one of the files belongs to another user, can
@@ -22,21 +20,34 @@ def private_directory(path: str, file_names: tuple[str, ...]) -> str:
     where it cannot be made or the disk is full.
     """
     try:
-        parent = Path(path).absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.mkdir(path, 0o700)
-            sync_directory(parent)
-        except FileExistsError:
-            pass
+        _make(Path(path).absolute())
         real = os.path.realpath(path)
-        _refuse_shared(real, file_names)
-        free = os.statvfs(real)
+        _refuse_shared(real, (data_name, lock_name))
+        _fill_lock_file(os.path.join(real, lock_name))
     except OSError as error:
         raise StoreError(f"lmdb:{path}: {error.strerror or error}") from None
-    if free.f_bavail * free.f_frsize < MIN_FREE_BYTES:
-        raise StoreError(f"lmdb:{path}: fewer than {MIN_FREE_BYTES:,} bytes are free on this disk")
     return real
+
+
+def _make(path: Path) -> None:
+    if path.exists():
+        return
+    _make(path.parent)
+    try:
+        path.mkdir(0o700)
+        sync_directory(path.parent)
+    except FileExistsError:  # another process was faster
+        pass
+
+
+def _fill_lock_file(path: str) -> None:
+    """LMDB writes its lock file through a map, and a page of it for which a full disk has no block
+    would kill the process: so all its blocks are taken first, or OSError raised."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, LOCK_BYTES)
+    finally:
+        os.close(handle)
 
 
 def _refuse_shared(real: str, file_names: tuple[str, ...]) -> None:

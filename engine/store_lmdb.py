@@ -21,7 +21,7 @@ from .store_gate import Gate
 from .store_order import UseOrder
 from .store_stats import Outage, ShelfFault, StoreStats
 
-FILES = ("data.mdb", "lock.mdb")
+DATA_FILE, LOCK_FILE = "data.mdb", "lock.mdb"
 TABLES = ("values", "index", "order", "totals")
 START_MAP_BYTES = 1 << 30  # address space, not disk: the file grows as it is written
 MAX_MAP_BYTES = 1 << 46
@@ -53,7 +53,7 @@ class LmdbShelf:
             raise StoreError(f"lmdb:{path}: {error}; pip install lmdb") from None
         self.lmdb, self.budget_bytes, self.stats = lmdb, budget_bytes, stats
         self.sync, self.map_bytes = sync, map_bytes
-        self.path = private_directory(os.path.expanduser(path), FILES)
+        self.path = private_directory(os.path.expanduser(path), DATA_FILE, LOCK_FILE)
         self.outage = Outage(f"lmdb:{self.path}")
         self._gate = Gate()
         self._touched: dict[bytes, None] = {}
@@ -211,7 +211,7 @@ class LmdbShelf:
         the process, while zeros are damage that is found."""
         with self._env.begin(write=True):  # no other process writes meanwhile
             needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
-            file = os.path.join(self.path, FILES[0])
+            file = os.path.join(self.path, DATA_FILE)
             if os.stat(file).st_size >= needed:
                 return
             handle = os.open(file, os.O_RDWR)
