@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from . import errors as errors
     from .engine.engine import Engine as Engine
     from .engine.slab import empty_slab as empty_slab
-    from .layouts.budget import kv_bytes as kv_bytes
     from .engine.store import open_store as open_store
+    from .layouts.budget import kv_bytes as kv_bytes
     from .layouts.config import load_config as load_config
     from .layouts.formats import RecordFormat as RecordFormat
     from .layouts.formats import make_record_format as make_record_format
