@@ -5,7 +5,9 @@
 // out or a barrier's wrong count shows as a wrong result, a refused phase or a standstill.
 // Not played: fences, bank conflicts, two threads' stores meeting in one place.
 #pragma once
+#ifndef HOST_THREADS
 #define HOST_THREADS 384
+#endif
 #define HOST_SHARED_BYTES SHARED_BYTES
 #include <functional>
 #include <map>
@@ -107,6 +109,16 @@ inline void barrier_wait(uint32_t address, uint32_t parity) {
   seen->second = barrier.phase;
 }
 
+// The same for a barrier of which not every thread sees every phase: `phase` counts from 0, and one
+// more may be complete by now, but not two. ~0 is before the first.
+inline void barrier_wait_phase(uint32_t address, uint32_t phase) {
+  const CountedBarrier& barrier = counted_at(address);
+  if (phase == ~0u) return;
+  CHECK(barrier.phase == long(phase) || barrier.phase == long(phase) + 1);
+  while (barrier.phase == long(phase)) yield();
+  CHECK(barrier.phase == long(phase) + 1);
+}
+
 // ---- copies
 
 // Here: address, rows, columns, rows of a box.
@@ -178,6 +190,45 @@ inline void store_tile(const TensorMap* given, int x, int y, uint32_t from) {
     unread_stores[thread]--;
   });
 }
+// Boxes of arrays [tokens, heads, columns]; here: address, columns, heads, tokens, heads and tokens
+// of a box. What lies outside reads as zeros and is not written.
+inline uint32_t box_bytes(const TensorMap& map) {
+  return uint32_t(map.words[4] * map.words[5]) * BOX_ROW_BYTES;
+}
+inline void move_head_box(const TensorMap& map, int x, int y, int z, uint32_t shared,
+                          bool to_shared) {
+  const long columns = long(map.words[1]), heads = long(map.words[2]), box_heads = map.words[4];
+  for (uint32_t at = 0; at < box_bytes(map); at += 16) {
+    const long row = at / BOX_ROW_BYTES, column = x + at % BOX_ROW_BYTES / 2;
+    const long head = y + row % box_heads, token = z + row / box_heads;
+    const bool inside = column < columns && head < heads && token >= 0 && token < long(map.words[3]);
+    uint8_t* global = reinterpret_cast<uint8_t*>(map.words[0]);
+    global += ((token * heads + head) * columns + column) * 2;
+    uint8_t* local = shared_at(swizzled(shared + at), 16);
+    if (inside) std::memcpy(to_shared ? local : global, to_shared ? global : local, 16);
+    else if (to_shared) std::memset(local, 0, 16);
+  }
+}
+inline void copy_box(uint32_t to, const TensorMap* given, int x, int y, int z, uint32_t barrier) {
+  const TensorMap map = *given;
+  CHECK(to % 1024 == 0 && x >= 0 && y >= 0);
+  std::memset(shared_at(to, box_bytes(map)), 0xFF, box_bytes(map));
+  copies.push_back([=] {
+    move_head_box(map, x, y, z, to, true);
+    complete(barrier, box_bytes(map));
+  });
+}
+inline void store_box(const TensorMap* given, int x, int y, int z, uint32_t from) {
+  const TensorMap map = *given;
+  const unsigned thread = threadIdx.x;
+  CHECK(from % 1024 == 0 && x >= 0 && y >= 0 && z >= 0);
+  unread_stores[thread]++;
+  copies.push_back([=] {
+    move_head_box(map, x, y, z, from, false);
+    std::memset(shared_at(from, box_bytes(map)), 0xFF, box_bytes(map));
+    unread_stores[thread]--;
+  });
+}
 inline void commit_stores() {}
 inline void wait_stores_read() { while (unread_stores[threadIdx.x] > 0) yield(); }
 inline void wait_stores_done() { wait_stores_read(); }
@@ -224,19 +275,38 @@ struct WarpProducts {
   std::vector<std::vector<Product>> groups;
 };
 inline WarpProducts warp_products[HOST_THREADS / 32];
-inline float shared_bf16(uint32_t address) {
-  return bf16_float(element(shared_at(swizzled(address), 2), 0));
+// Operands are bf16, or fp16 in a build with FP16.
+#if FP16
+inline float operand_float(uint16_t bits) {
+  _Float16 x;
+  std::memcpy(&x, &bits, sizeof x);
+  return float(x);
 }
+inline uint32_t pack_operands(float low, float high) {
+  const _Float16 pair[2] = {_Float16(low), _Float16(high)};
+  uint32_t packed;
+  std::memcpy(&packed, pair, sizeof packed);
+  return packed;
+}
+#else
+inline float operand_float(uint16_t bits) { return bf16_float(bits); }
+inline uint32_t pack_operands(float low, float high) { return pack_bf16(low, high); }
+#endif
+inline float shared_operand(uint32_t address) {
+  return operand_float(element(shared_at(swizzled(address), 2), 0));
+}
+inline float tanh_approx(float x) { return std::tanh(x); }
 inline void compute(const Product& o, int warp) {
   static float a[16][16], b[16][256];
   const uint32_t slab = (o.b & 0x3FFF) << 4, next_slab = o.b >> 16 << 4;
   const uint32_t rows = ((o.a_shared & 0x3FFF) << 4) + warp % 4 * 16 * BOX_ROW_BYTES;
   for (int k = 0; k < 16; k++) {
     for (int m = 0; m < 16; m++)
-      a[m][k] = o.a_shared ? shared_bf16(rows + m * BOX_ROW_BYTES + 2 * k)
-                           : half_of(o.a[m % 8 * 4 + k % 8 / 2][m / 8 + 2 * (k / 8)], k % 2);
+      a[m][k] = o.a_shared ? shared_operand(rows + m * BOX_ROW_BYTES + 2 * k)
+                           : operand_float(uint16_t(o.a[m % 8 * 4 + k % 8 / 2][m / 8 + 2 * (k / 8)] >>
+                                              16 * (k % 2)));
     for (int n = 0; n < o.columns; n++)
-      b[k][n] = shared_bf16(o.rows_are_keys
+      b[k][n] = shared_operand(o.rows_are_keys
                                 ? slab + n / 64 * next_slab + k * BOX_ROW_BYTES + n % 64 * 2
                                 : slab + n * BOX_ROW_BYTES + 2 * k);
   }
@@ -298,6 +368,15 @@ inline void product_qk(float (&d)[68], const uint32_t (&a)[4], uint32_t b, int a
 inline void product_pv(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                        uint32_t b, int add) {
   issue(d, 128, true, 0, {a0, a1, a2, a3}, b, add);
+}
+template <int R>
+inline void product_keys(float (&d)[R], uint32_t a, uint32_t b, int add) {
+  issue(d, 2 * R, false, a, {0, 0, 0, 0}, b, add);
+}
+template <int R>
+inline void product_values(float (&d)[R], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b, int add) {
+  issue(d, 2 * R, true, 0, {a0, a1, a2, a3}, b, add);
 }
 
 // ---- registers, launch order, a block

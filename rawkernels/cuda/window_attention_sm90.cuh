@@ -1,0 +1,195 @@
+// What the two Hopper kernels of window_attention share: how query tiles are found, softmax
+// helpers, how a warp's rows leave. The .cu files include their parameters before this.
+//
+// A row tile is 64 rows of one warpgroup's products: HEADS query heads of one kv head times
+// ROW_TOKENS consecutive tokens, token by token. So all rows of a tile share the keys of few tokens.
+// Tiles begin at positions that are multiples of their tokens, so an output's bits follow from its
+// position and the keys, whatever chunk or batch it is computed in.
+#pragma once
+#include "attention_products_sm90.cuh"
+
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "steps of products; columns of O in registers");
+static_assert(HEADS >= 1 && HEADS <= 16 && (HEADS & (HEADS - 1)) == 0, "a warp holds whole tokens");
+static_assert(sizeof(Params) == PARAMS_BYTES, "the launcher packs another struct");
+
+constexpr int ROW_TILE = 64;
+constexpr int ROW_TOKENS = ROW_TILE / HEADS;
+constexpr int WARP_ROWS = 16, WARP_TOKENS = WARP_ROWS / HEADS;
+constexpr int SLAB_COLUMNS = 64, SLAB_ROW_BYTES = SLAB_COLUMNS * 2;
+constexpr int NUM_SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
+constexpr int DIM_STEPS = HEAD_DIM / 16;
+constexpr int OUT_REGISTERS = HEAD_DIM / 2;
+constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP_THREADS;
+constexpr int NUM_THREADS = CONSUMER_THREADS + WARPGROUP_THREADS;
+constexpr int CONSUMER_WARPS = CONSUMER_THREADS / 32;
+constexpr int WARPS = WARPGROUP_THREADS / 32;  // of a warpgroup
+constexpr int STAGE_BYTES = WARP_ROWS * SLAB_ROW_BYTES;  // 64 columns of a warp's rows
+constexpr int QUERY_SLAB_BYTES = ROW_TILE * SLAB_ROW_BYTES;
+constexpr float LOG2_E = 1.44269504089f, LN_2 = 0.69314718056f;
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
+// Byte offset of columns 16 step .. within an operand whose slabs are `slab_bytes`.
+__device__ constexpr uint32_t column_offset(int step, uint32_t slab_bytes) {
+  return step / 4 * slab_bytes + step % 4 * 32;
+}
+
+// ---- which tile
+
+struct Sequence {
+  int first_query, num_queries, first_key, num_keys;
+};
+__device__ __forceinline__ Sequence load_sequence(const Params& p, int seq) {
+  const int q = __ldg(p.cu_seqlens_q + seq), k = __ldg(p.cu_seqlens_k + seq);
+  return {q, __ldg(p.cu_seqlens_q + seq + 1) - q, k, __ldg(p.cu_seqlens_k + seq + 1) - k};
+}
+
+// Tokens of a sequence's first tile that lie before its first query.
+__device__ __forceinline__ int tokens_before(const Sequence& s, int tokens) {
+  const int rest = (s.num_keys - s.num_queries) % tokens;
+  return rest < 0 ? rest + tokens : rest;
+}
+__device__ __forceinline__ int tiles_of(const Sequence& s, int tokens) {
+  return s.num_queries > 0 ? div_ceil(tokens_before(s, tokens) + s.num_queries, tokens) : 0;
+}
+// Tiles of `tokens` tokens in sequences base .. base + lane, and in sequence base + lane alone.
+__device__ __forceinline__ int2 tiles_up_to_lane(const Params& p, int base, int tokens, int lane) {
+  const int seq = base + lane, own = seq < p.num_seqs ? tiles_of(load_sequence(p, seq), tokens) : 0;
+  int sum = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_sync(~0u, sum, (lane - step) & 31);
+    if (lane >= step) sum += before;
+  }
+  return make_int2(sum, own);
+}
+__device__ __forceinline__ int count_tiles(const Params& p, int tokens, int lane) {
+  int total = 0;
+  for (int base = 0; base < p.num_seqs; base += 32)
+    total += __shfl_sync(~0u, tiles_up_to_lane(p, base, tokens, lane).x, 31);
+  return total;
+}
+// (sequence, tile in it) of tile `index` of all sequences. The whole warp takes part.
+__device__ __forceinline__ int2 find_tile(const Params& p, int index, int tokens, int lane) {
+  for (int base = 0; base < p.num_seqs; base += 32) {
+    const int2 tiles = tiles_up_to_lane(p, base, tokens, lane);
+    const int all = __shfl_sync(~0u, tiles.x, 31);
+    if (index < all) {
+      const int owner = __ffs(__ballot_sync(~0u, tiles.x > index)) - 1;
+      return make_int2(base + owner,
+                       index - __shfl_sync(~0u, tiles.x - tiles.y, owner));
+    }
+    index -= all;
+  }
+  return make_int2(-1, 0);
+}
+
+// ---- softmax
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+// With a soft cap, scores become tanh(score * pre_scale); scale_log2 then holds the cap.
+template <int N>
+__device__ __forceinline__ void soften(float (&s)[N], float pre_scale) {
+#if SOFTCAP
+#pragma unroll
+  for (int i = 0; i < N; i++) s[i] = tanh_approx(s[i] * pre_scale);
+#endif
+}
+
+// The two rows of a thread once all keys are through: what to multiply O by. Writes lse.
+struct Rows {
+  float inverse[2];
+};
+// The tokens of a row tile that exist, and where: row r is token first + r / HEADS, for r / HEADS in
+// begin .. end - 1, and query head head + r % HEADS.
+struct RowTokens {
+  int first, begin, end, head;
+  __device__ __forceinline__ bool holds(int token) const { return token >= begin && token < end; }
+};
+__device__ __forceinline__ Rows finish_rows(const Params& p, const float (&base)[2],
+                                            const float (&sum)[2], const RowTokens& t, int tid) {
+  const int lane = tid % 32, first = tid % WARPGROUP_THREADS / 32 * WARP_ROWS + lane / 4;
+  Rows rows;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = first + 8 * i, row_head = t.head + row % HEADS;
+    const float all = quad_sum(sum[i]);
+    if (lane % 4 == 0 && t.holds(row / HEADS))
+      p.lse[int64_t(t.first + row / HEADS) * p.num_q_heads + row_head] =
+          (base[i] + __log2f(all)) * LN_2;
+    const float sink = p.sink == nullptr
+                           ? 0.0f
+                           : exp2_approx(fmaf(__ldg(p.sink + row_head), LOG2_E, -base[i]));
+    rows.inverse[i] = all == 0.0f ? 0.0f : reciprocal_approx(all + sink);
+  }
+  return rows;
+}
+
+// ---- output: a warp's 16 rows, staged 64 columns at a time in OUT_STAGES buffers
+
+__device__ __forceinline__ void store_rows(const Params& p, const float (&o)[OUT_REGISTERS],
+                                           const Rows& rows, const RowTokens& t, uint32_t stage,
+                                           int tid) {
+  const int lane = tid % 32, stage_row = lane % 16, half = lane / 16;
+  const int first = tid % WARPGROUP_THREADS / 32 * WARP_TOKENS;  // token of the warp's first row
+  const bool whole = first >= t.begin && first + WARP_TOKENS <= t.end;
+#pragma unroll
+  for (int slab = 0; slab < NUM_SLABS; slab++) {
+    const uint32_t to = stage + slab % OUT_STAGES * STAGE_BYTES;
+    if (slab % OUT_STAGES == 0) {
+      if (lane == 0) wait_stores_read();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && slab * 4 + i < DIM_STEPS; i++) {
+      // The sum with +0 makes a zero positive, whatever signs the products of zero weights had.
+      const float* x = o + slab * 32 + i * 8;
+      uint32_t packed[4];
+#pragma unroll
+      for (int m = 0; m < 4; m++)
+        packed[m] = pack_operands(fmaf(x[2 * m], rows.inverse[m % 2], 0.0f),
+                                  fmaf(x[2 * m + 1], rows.inverse[m % 2], 0.0f));
+      const int piece = (2 * i + half) ^ (stage_row % 8);
+      stmatrix_x4(to + stage_row * SLAB_ROW_BYTES + piece * 16, packed[0], packed[1], packed[2],
+                  packed[3]);
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (whole) {
+      if (lane == 0) {
+        store_box(&p.out_map, slab * SLAB_COLUMNS, t.head, t.first + first, to);
+        commit_stores();
+      }
+      continue;
+    }
+    // The sequence begins or ends inside the warp's tokens; the other rows are another's.
+    for (int i = lane; i < WARP_ROWS * 8; i += 32) {
+      const int row = i / 8, piece = i % 8, column = slab * SLAB_COLUMNS + piece * 8;
+      const int row_token = first + row / HEADS;
+      if (!t.holds(row_token) || column >= HEAD_DIM) continue;
+      const int64_t at =
+          (int64_t(t.first + row_token) * p.num_q_heads + t.head + row % HEADS) * HEAD_DIM + column;
+      *reinterpret_cast<uint4*>(p.out + at) =
+          load_shared16(to + row * SLAB_ROW_BYTES + (piece ^ (row % 8)) * 16);
+    }
+    __syncwarp();
+  }
+}
+
+// ---- values of rows that are no keys of the sequence
+
+// Rows first .. end - 1 of an operand with slabs of `slab_bytes` become zeros, by one warp: 0 times
+// what lies there might be NaN.
+__device__ __forceinline__ void clear_rows(uint32_t to, uint32_t slab_bytes, int first, int end,
+                                           int lane) {
+#pragma unroll
+  for (int slab = 0; slab < NUM_SLABS; slab++)
+    for (int i = first * 8 + lane; i < end * 8; i += 32)
+      store_shared16(to + slab * slab_bytes + i * 16, make_uint4(0, 0, 0, 0));
+}

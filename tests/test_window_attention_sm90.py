@@ -1,0 +1,128 @@
+"""The Hopper kernels of window_attention without a GPU: the sources themselves, run on the CPU by
+hopper_on_host.hpp, and what the compiler made of them."""
+
+import ctypes
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attention_cases import BF16, FP16, Case, case_inputs, check_attention
+from host_build import build_library
+
+from ringslab.rawkernels.cuda import window_attention_sm90 as launcher
+from ringslab.rawkernels.device.module import build_kernel
+from ringslab.rawkernels.device.nvrtc import parse_resources
+
+CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
+needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+SHIM = """
+#define HOST_THREADS ((CONSUMERS + 1) * 128)
+#include "hopper_on_host.hpp"
+#include "{file}"
+static {struct} params;
+extern "C" void run(const {struct}* p, unsigned blocks, unsigned seed) {{
+  params = *p;
+  for (unsigned b = 0; b < blocks; b++)
+    run_hopper_block([] {{ {name}(params); }}, b, blocks, seed + b);
+}}
+"""
+
+
+class HostKernel:
+    """A kernel built by g++; `launch` runs the grid, block by block."""
+
+    def __init__(self, source, macros):
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            for path in CUDA_FOLDER.glob("*.cu*"):
+                shutil.copy(path, place)
+            for name in ("cuda_on_host.hpp", "hopper_on_host.hpp"):
+                shutil.copy(Path(__file__).parent / name, place)
+            for header in ("mma.cuh", "hopper.cuh", "attention_products_sm90.cuh"):
+                (place / header).write_text('#pragma once\n#include "hopper_on_host.hpp"\n')
+            (place / source.params_header).write_text(source.params.render())
+            names = {"file": source.file_name, "struct": source.params.name, "name": source.name}
+            (place / "shim.cpp").write_text(SHIM.format(**names))
+            self.run = build_library(place, "shim.cpp", macros, "-O2", "-std=c++20", "-w").run
+
+    def launch(self, grid, block, params, stream=None):
+        self.run(ctypes.c_void_p(params.ctypes.data), grid[0], HostKernel.seed)
+
+
+HostKernel.seed = 0
+
+
+@functools.cache
+def host_kernel(source, macros=(), shared_bytes=0):
+    return HostKernel(source, macros)
+
+
+def host_map(address, tokens, heads, head_dim, box_tokens, box_heads, fp16):
+    """What hopper_on_host.hpp's TensorMap holds."""
+    words = np.zeros(16, np.uint64)
+    words[:6] = address, head_dim, heads, tokens, box_heads, box_tokens
+    return np.void(words.tobytes())
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """`check_attention` with the kernels on the CPU, on `blocks` blocks in an order of `seed`."""
+    replaced = {
+        "device_pointer": lambda array: 0 if array is None else array.ctypes.data,
+        "get_kernel": host_kernel,
+        "head_tensor_map": host_map,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(launcher, name, value)
+
+    def run(case, blocks=2, seed=0, **tuning):
+        monkeypatch.setattr(HostKernel, "seed", seed)
+        function = functools.partial(
+            launcher.launch, num_blocks=blocks, tuning=tuple(tuning.items())
+        )
+        inputs = case_inputs(case, seed)
+        return check_attention(
+            "cpu", inputs.arrays, sink=inputs.sink, function=function, **case.options
+        )
+
+    return run
+
+
+BAND = (
+    Case("d128_ratio_4", ((40, 40), (1, 140), (35, 170)), 128, 4, 1, 128),
+    Case("d64_ratio_8", ((29, 150), (5, 5), (0, 3), (4, 0)), 128, 8, 1, 64, sink=True),
+    Case("ratio_1", ((70, 90),), 100, 1, 1, 128),
+    Case("ratio_2_fp16", ((50, 60),), 63, 2, 1, 64, dtype=FP16),
+    Case("ratio_6_capped", ((20, 50),), 64, 6, 1, 96, softcap=5.0, spread=10.0),
+    Case("ratio_16", ((9, 30),), 2, 16, 1, 64),
+    Case("window_1", ((20, 20), (20, 10)), 1, 4, 1, 128, sink=True),
+    Case("two_kv_heads", ((20, 20),), 16, 8, 2, 128),
+)
+STREAM = (
+    Case("d128_ratio_4", ((40, 40), (1, 140), (35, 300)), 200, 4, 1, 128, sink=True),
+    Case("causal", ((35, 260),), None, 4, 1, 128),
+    Case("d64_ratio_8", ((20, 150), (5, 5), (0, 3), (4, 0)), 130, 8, 1, 64),
+    Case("sink_tokens", ((20, 300), (20, 20)), 100, 4, 1, 64, sink_tokens=130, sink=True),
+    Case("few_sink_tokens", ((20, 300),), 40, 8, 2, 64, sink_tokens=4),
+    Case("ratio_1_fp16", ((130, 150),), 140, 1, 1, 64, dtype=FP16),
+    Case("ratio_3_capped", ((20, 150),), None, 3, 1, 96, softcap=5.0, spread=10.0),
+)
+
+
+@needs_gxx
+@pytest.mark.parametrize("case", BAND, ids=str)
+def test_band_kernel_on_the_host(play, case):
+    """Short windows: rings, masks at both ends, chunks that begin before a sequence or end behind
+    it, and rows that are not its own."""
+    assert launcher.is_band(launcher.Shape(64, False, 1, case.window, False, False))
+    play(case)
+
+
+@needs_gxx
+@pytest.mark.parametrize("case", STREAM, ids=str)
+def test_stream_kernel_on_the_host(play, case):
+    """Other windows, causal, first keys that stay visible."""
+    play(case)
