@@ -33,6 +33,10 @@ constexpr int TABLE_PAIRS = NUM_PAIRS > 0 ? NUM_PAIRS : 1;
 constexpr bool WHOLE_LANES = LANE_DIMS == CHUNK && ROPE_START % CHUNK == 0 &&
                              (ROPE_ADJACENT || NUM_PAIRS % CHUNK == 0);
 
+// A warp waits for its position, then for the table. Positions are asked for this many items ahead,
+// about as many as an H200 holds at once, so that the first wait is short.
+constexpr int ITEMS_AHEAD = 8448;
+
 struct RecordPlace {  // of one part
   uint8_t* values;
   uint8_t* scales;  // not used by records without scales
@@ -68,44 +72,57 @@ __device__ __forceinline__ float rotated_element(const uint16_t* kv, int e,
   return is_first ? rotated_first(x0, x1, turned) : rotated_second(x0, x1, turned);
 }
 
-__device__ __forceinline__ void unpack_chunk(uint4 raw, float (&x)[CHUNK]) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    x[2 * i] = VALUES_FP16 ? fp16_float((uint16_t)words[i]) : low_bf16(words[i]);
-    x[2 * i + 1] = VALUES_FP16 ? fp16_float((uint16_t)(words[i] >> 16)) : high_bf16(words[i]);
-  }
+__device__ __forceinline__ float low_value(uint32_t pair) {
+  return VALUES_FP16 ? fp16_float((uint16_t)pair) : low_bf16(pair);
+}
+__device__ __forceinline__ float high_value(uint32_t pair) {
+  return VALUES_FP16 ? fp16_float((uint16_t)(pair >> 16)) : high_bf16(pair);
+}
+// Two elements, rounded. In an mxfp8 record any NaN will do: it makes its block NaN.
+__device__ __forceinline__ uint32_t pack_values(float low, float high) {
+  return RECORD_MXFP8 ? pack_bf16(low, high)
+                      : (uint32_t)float_value(low) | (uint32_t)float_value(high) << 16;
 }
 
-__device__ __forceinline__ float rounded(float x) { return value_float(float_value(x)); }
-
-// Rotates the eight elements from e on of the head at kv in place and rounds them to the vectors'
-// type.
+// Rotates the eight elements from e on of the head at kv, in place.
 __device__ __forceinline__ void rotate_chunk(const uint16_t* kv, int e,
                                              const float2 (&rotation)[TABLE_PAIRS],
-                                             float (&x)[CHUNK]) {
+                                             uint32_t (&pairs)[CHUNK / 2]) {
   if (e + CHUNK <= ROPE_START) return;
   if constexpr (WHOLE_LANES && ROPE_ADJACENT) {
-    int pair = (e - ROPE_START) / 2;
+    int first = (e - ROPE_START) / 2;
 #pragma unroll
     for (int i = 0; i < CHUNK / 2; i++) {
-      float x0 = x[2 * i], x1 = x[2 * i + 1];
-      x[2 * i] = rounded(rotated_first(x0, x1, rotation[pair + i]));
-      x[2 * i + 1] = rounded(rotated_second(x0, x1, rotation[pair + i]));
+      float x0 = low_value(pairs[i]), x1 = high_value(pairs[i]);
+      float2 turned = rotation[first + i];
+      pairs[i] = pack_values(rotated_first(x0, x1, turned), rotated_second(x0, x1, turned));
     }
   } else if constexpr (WHOLE_LANES) {
     bool is_first = e < ROPE_START + NUM_PAIRS;
-    int pair = e - ROPE_START - (is_first ? 0 : NUM_PAIRS);
-    float other[CHUNK];
-    unpack_chunk(__ldg((const uint4*)(kv + (is_first ? e + NUM_PAIRS : e - NUM_PAIRS))), other);
+    int first = e - ROPE_START - (is_first ? 0 : NUM_PAIRS);
+    uint4 raw = __ldg((const uint4*)(kv + (is_first ? e + NUM_PAIRS : e - NUM_PAIRS)));
+    const uint32_t others[CHUNK / 2] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++)
-      x[i] = rounded(is_first ? rotated_first(x[i], other[i], rotation[pair + i])
-                              : rotated_second(other[i], x[i], rotation[pair + i]));
+    for (int i = 0; i < CHUNK / 2; i++) {
+      float x[2] = {low_value(pairs[i]), high_value(pairs[i])};
+      const float other[2] = {low_value(others[i]), high_value(others[i])};
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        float2 turned = rotation[first + 2 * i + j];
+        x[j] = is_first ? rotated_first(x[j], other[j], turned)
+                        : rotated_second(other[j], x[j], turned);
+      }
+      pairs[i] = pack_values(x[0], x[1]);
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++)
-      if (e + i >= ROPE_START) x[i] = rounded(rotated_element(kv, e + i, rotation));
+    for (int i = 0; i < CHUNK / 2; i++) {
+      int at = e + 2 * i;
+      float x0 = low_value(pairs[i]), x1 = high_value(pairs[i]);
+      if (at >= ROPE_START) x0 = rotated_element(kv, at, rotation);
+      if (at + 1 >= ROPE_START) x1 = rotated_element(kv, at + 1, rotation);
+      if (at + 1 >= ROPE_START) pairs[i] = pack_values(x0, x1);
+    }
   }
 }
 
@@ -137,28 +154,19 @@ __device__ __forceinline__ void encode_lane(const uint16_t* kv, uint4 raw, int c
   bool inside = chunk < LANES;
   // Where the first element lies in its head.
   int in_head = KV_HEADS == 1 ? chunk * CHUNK : chunk * CHUNK % HEAD_DIM;
-  float x[CHUNK];
-  unpack_chunk(raw, x);
+  uint32_t pairs[CHUNK / 2] = {raw.x, raw.y, raw.z, raw.w};
   if constexpr (ROPE_DIMS > 0) {
-    if (inside && is_rotated) rotate_chunk(kv + (chunk * CHUNK - in_head), in_head, rotation, x);
+    if (inside && is_rotated)
+      rotate_chunk(kv + (chunk * CHUNK - in_head), in_head, rotation, pairs);
   }
   if constexpr (RECORD_MXFP8) {
     uint32_t words[2];
-    uint32_t code = encode_chunk<SCALE_CEIL>(x, __float_as_uint(amax_floor), words);
+    uint32_t code = encode_pairs<SCALE_CEIL>(pairs, __float_as_uint(amax_floor), words);
     if (!inside) return;
     store_words<(STORE_BYTES < 8 ? STORE_BYTES : 8)>(to.values + chunk * CHUNK, words);
     if (lane % BLOCK_LANES == 0) to.scales[chunk / BLOCK_LANES] = (uint8_t)code;
   } else if (inside) {
-    uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    if (is_rotated && in_head + CHUNK > ROPE_START) {
-#pragma unroll
-      for (int i = 0; i < 4; i++)  // exact: rotated elements are of the vectors' type already
-        words[i] = VALUES_FP16
-                       ? (uint32_t)float_fp16(x[2 * i]) | (uint32_t)float_fp16(x[2 * i + 1]) << 16
-                       : __byte_perm(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]),
-                                     0x7632);
-    }
-    store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, words);
+    store_words<STORE_BYTES>(to.values + chunk * 2 * CHUNK, pairs);
   }
 }
 

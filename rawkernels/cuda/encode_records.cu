@@ -18,6 +18,8 @@ encode_records(const __grid_constant__ EncodeParams p) {
   int64_t item = (int64_t)blockIdx.x * WARPS + warp;
   int64_t token = item / PARTS;
   if (token >= p.num_tokens) return;
+  int64_t later = (item + ITEMS_AHEAD) / PARTS;
+  if (ROPE_DIMS > 0 && threadIdx.x == 0 && later < p.num_tokens) prefetch_line(p.positions + later);
   bool is_key = item % PARTS == 0;
   int32_t position = ROPE_DIMS > 0 && is_key ? __ldg(p.positions + token) : 0;
   uint8_t* part = p.out + item * p.part_bytes;

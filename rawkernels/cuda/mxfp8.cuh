@@ -86,25 +86,64 @@ __device__ __forceinline__ uint32_t e4m3_encode4(float a, float b, float c, floa
 constexpr int CHUNK = 8;                        // elements that one lane holds
 constexpr int BLOCK_LANES = MX_BLOCK / CHUNK;  // neighbouring lanes that share a block
 
+__device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  return max(a & 0xFFFFu, b & 0xFFFFu) | max(a & 0xFFFF0000u, b & 0xFFFF0000u);
+#endif
+}
+
+// The largest of four neighbouring lanes, which share a block; all lanes of the warp take part.
+__device__ __forceinline__ uint32_t block_max(uint32_t amax) {
+  static_assert(BLOCK_LANES == 4, "the two shuffles join four lanes");
+  amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 1));
+  return max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 2));
+}
+
+// Element bytes of a lane under the scale code of its block.
+__device__ __forceinline__ void scale_chunk(const float (&x)[CHUNK], uint32_t code,
+                                            uint32_t (&words)[2]) {
+  if (code == E8M0_NAN_BYTE) {
+    words[0] = words[1] = E4M3_NAN_BYTE * 0x01010101u;
+    return;
+  }
+  float inverse = inverse_scale(code);
+  words[0] = e4m3_encode4(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
+  words[1] = e4m3_encode4(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse);
+}
+
 // Eight elements of a lane, a fourth of a block: all 32 lanes of the warp take part. Fills `words`
 // with the element bytes and returns the block's scale code in each of its lanes.
 template <bool Ceil>
 __device__ __forceinline__ uint32_t encode_chunk(const float (&x)[CHUNK], uint32_t floor_bits,
                                                  uint32_t (&words)[2]) {
-  static_assert(BLOCK_LANES == 4, "the two shuffles below join four lanes");
   uint32_t amax = floor_bits;
 #pragma unroll
   for (int i = 0; i < CHUNK; i++) amax = max(amax, __float_as_uint(x[i]) & ABS_MASK);
-  amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 1));
-  amax = max(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 2));
-  uint32_t code = scale_code<Ceil>(amax);
-  if (code == E8M0_NAN_BYTE) {
-    words[0] = words[1] = E4M3_NAN_BYTE * 0x01010101u;
-    return code;
+  uint32_t code = scale_code<Ceil>(block_max(amax));
+  scale_chunk(x, code, words);
+  return code;
+}
+
+// The same for four pairs of bf16. The bits of their magnitudes are in order, as float32's are.
+template <bool Ceil>
+__device__ __forceinline__ uint32_t encode_pairs(const uint32_t (&pairs)[CHUNK / 2],
+                                                 uint32_t floor_bits, uint32_t (&words)[2]) {
+  constexpr uint32_t PAIR_ABS = 0x7FFF7FFFu;
+  uint32_t larger = max_u16x2(max_u16x2(pairs[0] & PAIR_ABS, pairs[1] & PAIR_ABS),
+                              max_u16x2(pairs[2] & PAIR_ABS, pairs[3] & PAIR_ABS));
+  uint32_t amax = max(larger << 16, larger & 0xFFFF0000u);
+  uint32_t code = scale_code<Ceil>(max(block_max(amax), floor_bits));
+  float x[CHUNK];
+#pragma unroll
+  for (int i = 0; i < CHUNK / 2; i++) {
+    x[2 * i] = low_bf16(pairs[i]);
+    x[2 * i + 1] = high_bf16(pairs[i]);
   }
-  float inverse = inverse_scale(code);
-  words[0] = e4m3_encode4(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
-  words[1] = e4m3_encode4(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse);
+  scale_chunk(x, code, words);
   return code;
 }
 #endif

@@ -21,6 +21,11 @@ ring_store(const __grid_constant__ RingStoreParams p) {
   int64_t item = (int64_t)blockIdx.x * WARPS + warp;
   int64_t token = item / PARTS;
   if (token >= p.num_tokens) return;
+  int64_t later = (item + ITEMS_AHEAD) / PARTS;
+  if (threadIdx.x == 0 && later < p.num_tokens) {
+    prefetch_line(p.positions + later);
+    prefetch_line(p.state_ids + later);
+  }
   int32_t state_id = __ldg(p.state_ids + token), position = __ldg(p.positions + token);
   if (!is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len, p.sink_tokens,
                  p.num_state_slots))
