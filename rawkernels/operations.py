@@ -31,6 +31,7 @@ class Operations:
     seeded_activations: Callable[..., None]
     stack_activations: Callable[..., None]
     digest_outputs: Callable[..., None]
+    window_attention: Callable[..., None]
 
 
 OPERATION_NAMES = tuple(name for name in Operations.__dataclass_fields__ if name != "backend")

@@ -10,7 +10,7 @@ import ringslab as rs
 from ringslab.errors import ArgumentError
 from ringslab.rawkernels.timing import Replay
 from ringslab.tools import main as cli
-from ringslab.tools.bench import common, runs, table
+from ringslab.tools.bench import common, growth, runs, table
 from ringslab.tools.bench.common import BenchError, Ceilings, Work
 
 CEILINGS = Ceilings(4000.0, 800.0, "bfloat16", 1 << 32, 8192)
@@ -90,6 +90,19 @@ def test_real_shapes():
             4_294_967_296 + 32_895 * 528,
             32768 * 128 * 4 * 512 * 64,
         ),
+        # q and out of 32 heads, k and v of 8; 128 keys a query but for the first 127.
+        (
+            "window_attention",
+            {"layer": "mistral", "window": 128, "sequences": 1, "tokens": 32768},
+            2 * 32768 * (32 + 8) * 128 * 2,
+            (32768 * 128 - 127 * 64) * 4 * 128 * 32,
+        ),
+        (
+            "window_attention",
+            {"layer": "gpt_oss", "window": "none", "sequences": 8, "tokens": 32768},
+            2 * 32768 * (64 + 8) * 64 * 2,
+            8 * (4096 * 4097 // 2) * 4 * 64 * 64,
+        ),
         ("quantize_mxfp8", {"rows": 65536, "rule": "ceil"}, 65536 * 1552, 0),
         ("dequantize_mxfp8", {"rows": 65536, "dtype": "float32"}, 65536 * 2576, 0),
         ("dequantize_mxfp8", {"rows": 65536, "dtype": "bf16"}, 65536 * 1552, 0),
@@ -154,6 +167,36 @@ def test_numbers_of_a_row():
     assert (row["floor_us"], row["times_floor"]) == (2.0, 1.5)
     assert row["tflops"] == 0.0
     assert row["matmul_fraction"] is None
+
+
+def test_visited_tiles_are_counted(monkeypatch):
+    """N = 8,192, W = 1,024: 540 tiles of 128 x 128, whose FLOPs stand in the row beside those of
+    the visible pairs, at the same time."""
+    place = UnbackedPlace(monkeypatch, "window_attention")
+    shape = {"layer": "mistral", "window": 1024, "sequences": 1, "tokens": 8192}
+    bench = runs.bench_of("window_attention")
+    work = bench.prepare(place, None, shape, np.random.default_rng(1))
+    assert work.visited_flops == 540 * 128 * 128 * 4 * 128 * 32
+    row = common.numbers([100.0], work, CEILINGS)
+    assert row["visited_tflops"] / row["tflops"] == pytest.approx(work.visited_flops / work.flops)
+    assert bench.sequence_ends(10, 3).tolist() == [0, 3, 6, 10]
+
+
+def test_growth_is_fitted():
+    """Times of 1, 2 and 4 units over 4,096, 8,192 and 16,384 tokens grow as tokens^1, times of 1,
+    4, 16 as tokens^2; two lengths, or a row without a time, are not fitted."""
+
+    def rows(window, times):
+        lengths = (4096, 8192, 16384)
+        shapes = [{"window": window, "tokens": length} for length in lengths]
+        named = zip(shapes, times, strict=False)
+        return [{"op": "window_attention", "shape": s, "median_us": t} for s, t in named]
+
+    found = list(growth.exponents(rows(128, (1, 2, 4)) + rows("none", (1, 4, 16))))
+    assert [item[1] for item in found] == [{"window": 128}, {"window": "none"}]
+    assert [item[3] for item in found] == pytest.approx([1.0, 2.0])
+    assert found[0][2] == 4.0
+    assert not list(growth.exponents(rows(128, (1, 2)) + rows(64, (1, 2, None))))
 
 
 def test_input_sets():

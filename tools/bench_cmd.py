@@ -13,7 +13,12 @@ from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
 
 DEFAULT_CONFIG, SMOKE_CONFIG = "deepseek_v4_1_flash.yaml", "quickstart.yaml"
-WORD_AXES = ("rule", "dtype")  # the other axes are counts
+# Axes of words; the other axes are counts, and a window may be "none" as well.
+WORD_AXES = {
+    "rule": ("ceil", "floor"),
+    "dtype": ("float32", "bf16"),
+    "layer": ("mistral", "gpt_oss", "gemma2", "gemma3"),
+}
 _FAULTS = {"error", "peer_error"}
 EXIT_FAILED = 1  # a result was wrong, or an operation could not run
 
@@ -63,6 +68,8 @@ _AXIS_HELP = {
     "rows": "rows of the codec",
     "rule": "scale rules: ceil, floor",
     "dtype": "results of dequantize_mxfp8: float32, bf16",
+    "layer": "heads of window_attention: mistral, gpt_oss, gemma2, gemma3",
+    "window": "keys that a query of window_attention sees; none: all before it",
 }
 
 
@@ -116,11 +123,14 @@ def _wish(args: argparse.Namespace) -> Wish:
 def _values(axis: str, text: str) -> tuple:
     words = tuple(word.strip() for word in text.split(","))
     if axis in WORD_AXES:
-        known = {"rule": ("ceil", "floor"), "dtype": ("float32", "bf16")}[axis]
+        known = WORD_AXES[axis]
         wrong = [word for word in words if word not in known]
         if wrong:
             raise ArgumentError(f"bench: --{axis} {wrong[0]!r} but must be {' or '.join(known)}")
         return words
+    if axis == "window" and "none" in words:
+        others = ",".join(word for word in words if word != "none")
+        return (*(_values(axis, others) if others else ()), "none")
     try:
         numbers = tuple(int(word) for word in words)
     except ValueError:

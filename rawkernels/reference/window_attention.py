@@ -87,19 +87,20 @@ def attend_query(
     num_q_heads, num_kv_heads = q.shape[0], k.shape[1]
     if k.shape[0] == 0:
         return np.zeros(q.shape), np.full(num_q_heads, -np.inf)
-    group = num_q_heads // num_kv_heads  # exact: checked
-    heads = np.arange(num_q_heads) // group  # the KV head of each query head
+    grouped = q.reshape(num_kv_heads, -1, q.shape[1])  # heads of one KV head follow each other
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = np.einsum("hd,nhd->hn", q, k[:, heads]) * softmax_scale  # [Hq, n]
+        scores = (grouped @ k.transpose(1, 2, 0)).reshape(num_q_heads, -1)  # [Hq, n]
+        scores = scores * softmax_scale
         if softcap > 0:
             scores = softcap * np.tanh(scores / softcap)
         m = scores.max(axis=1, keepdims=True)  # [Hq, 1]; NaN where a score is NaN
-        weights = np.exp(scores - m)
+        weights = np.exp(scores - m)  # [Hq, n]
         total = weights.sum(axis=1, keepdims=True)
         denominator = total if sink is None else total + np.exp(sink[:, None] - m)
         if rounded_to is not None:
             weights = wide(narrow(weights, rounded_to))
-        out = np.einsum("hn,nhd->hd", weights, v[:, heads]) / denominator  # [Hq, D]
+        grouped = weights.reshape(num_kv_heads, -1, k.shape[0])
+        out = (grouped @ v.transpose(1, 0, 2)).reshape(q.shape) / denominator  # [Hq, D]
         return out, (m + np.log(total))[:, 0]
 
 

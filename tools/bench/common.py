@@ -55,6 +55,8 @@ class Work:
     check    compares what the first call wrote with the reference on a sample; returns what it
              found, raises BenchError where it is wrong
     parts    what a peer needs to do the same work
+    visited_flops  FLOPs of all pairs of the tiles that a tiled kernel visits; 0 where it has no
+             meaning
     """
 
     calls: tuple[Callable[[], None], ...]
@@ -64,6 +66,7 @@ class Work:
     check: Callable[[], dict[str, Any]]
     poison_byte: int = POISON_BYTE
     parts: Mapping[str, Any] = field(default_factory=dict)
+    visited_flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def numbers(times: list[float], work: Work, ceilings: Ceilings) -> dict[str, Any
     middle = median(times)
     floor = floor_us(work, ceilings)
     tflops = work.flops / middle / 1e6
+    visited = {"visited_tflops": round(work.visited_flops / middle / 1e6, 3)}
     return {
         "median_us": round(middle, 3),
         "min_us": round(min(times), 3),
@@ -171,6 +175,7 @@ def numbers(times: list[float], work: Work, ceilings: Ceilings) -> dict[str, Any
         "copy_fraction": round(work.bytes / middle / 1e3 / ceilings.copy_gbps, 4),
         "tflops": round(tflops, 3),
         "matmul_fraction": _share(tflops, ceilings.matmul_tflops) if work.flops else None,
+        **(visited if work.visited_flops else {}),
     }
 
 

@@ -35,8 +35,9 @@ OPERATIONS = (
     "digest_outputs",
     "plan_decode",
     "plan_prefill",
+    "window_attention",
 )
-AXES = ("heads", "queries", "sequences", "tokens", "rows", "rule", "dtype")
+AXES = ("heads", "queries", "sequences", "tokens", "rows", "rule", "dtype", "layer", "window")
 SCHEMA_VERSION = 1
 REPEATS, SMOKE_REPEATS = 15, 3
 MESSAGE_CHARS = 1000

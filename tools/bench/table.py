@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .growth import exponents
+
 HEADINGS = ("operation", "shape", "us", "min .. p90", "floor us", "x floor", "GB/s", "TFLOP/s")
 
 
@@ -24,18 +26,27 @@ def _parts(report: dict[str, Any]) -> Iterable[str]:
     with_peer = any(row.get("peer_us") for row in rows)
     with_kernel = any(row.get("kernel") not in (None, report["backend"]) for row in rows)
     with_steady = any("sustained_us" in row for row in rows)
+    with_visited = any("visited_tflops" in row for row in rows)
     headings = [*HEADINGS]
+    headings += ["TFLOP/s of tiles"] if with_visited else []
     headings += ["sustained us"] if with_steady else []
     headings += ["peer us", "peer / ours"] if with_peer else []
     headings += ["kernel"] if with_kernel else []
     timed = [row for row in rows if "error" not in row]
     lines = [[*_cells(row)] for row in timed]
     for line, row in zip(lines, timed, strict=True):
+        line += [_number(row.get("visited_tflops"))] if with_visited else []
         line += [_number(row.get("sustained_us"))] if with_steady else []
         line += [_number(row.get("peer_us")), _ratio(row)] if with_peer else []
         line += [row.get("kernel") or ""] if with_kernel else []
     if lines:
         yield _table(headings, lines)
+    grown = [
+        f"- {op} ({_shape(others)}): time grows as tokens^{slope:.2f} over a factor of {ratio:.0f}"
+        for op, others, ratio, slope in exponents(rows)
+    ]
+    if grown:
+        yield "\n".join(grown)
     failed = [
         f"- {row['op']} ({_shape(row['shape'])}): {what}{row[key]}"
         for key, what in (("error", ""), ("peer_error", "peer: "))
