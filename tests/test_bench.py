@@ -199,6 +199,26 @@ def test_growth_is_fitted():
     assert not list(growth.exponents(rows(128, (1, 2)) + rows(64, (1, 2, None))))
 
 
+def test_peers_stand_side_by_side():
+    """Two rows with two libraries, one of which refused a shape: a column each, an empty cell."""
+    rows = [
+        {
+            "op": "window_attention",
+            "shape": {"window": 128},
+            "median_us": 10.0,
+            "peers": {"A": 20.0},
+        },
+        {"op": "window_attention", "shape": {"window": 64}, "median_us": 5.0, "peers": {"B": 7.5}},
+        {"op": "apply_rope", "shape": {}, "median_us": 1.0},
+    ]
+    lines = table.peers_table(rows).splitlines()
+    assert lines[0] == "| operation | shape | ours us | A us | B us |"
+    assert lines[2:] == [
+        "| window_attention | 128 window | 10.0 | 20.0 |  |",
+        "| window_attention | 64 window | 5.00 |  | 7.50 |",
+    ]
+
+
 def test_input_sets():
     """Small sets stop at 32, large ones at 4, and sets of more than 8 GB at 1."""
     assert common.num_sets(1) == 32

@@ -40,7 +40,7 @@ def has_peer(op: str, shape: Shape) -> bool:
     """Whether there is a peer for that operation and shape."""
     if op == "window_decode":
         return all(shape[axis] in values for axis, values in DECODE_SHAPES.items())
-    return op in ("quantize_mxfp8", "dequantize_mxfp8")
+    return op in ("quantize_mxfp8", "dequantize_mxfp8", "window_attention")
 
 
 def measure_peer(op: str, place: Place, work: Work, shape: Shape, repeats: int) -> dict[str, Any]:
@@ -48,6 +48,10 @@ def measure_peer(op: str, place: Place, work: Work, shape: Shape, repeats: int) 
     torch = load_torch()
     if torch is None:
         raise BenchError("peers need PyTorch with a GPU")
+    if op == "window_attention":
+        from .attention_peers import measure_attention_peers
+
+        return measure_attention_peers(torch, place, work, shape, repeats)
     makers = {
         "window_decode": decode_calls,
         "quantize_mxfp8": quantize_calls,

@@ -41,6 +41,8 @@ def _parts(report: dict[str, Any]) -> Iterable[str]:
         line += [row.get("kernel") or ""] if with_kernel else []
     if lines:
         yield _table(headings, lines)
+    if any("peers" in row for row in timed):
+        yield peers_table(timed)
     grown = [
         f"- {op} ({_shape(others)}): time grows as tokens^{slope:.2f} over a factor of {ratio:.0f}"
         for op, others, ratio, slope in exponents(rows)
@@ -85,6 +87,22 @@ def rates_table(report: dict[str, Any]) -> str:
         ],
     ]
     return _table(["ceiling", "burst", "sustained"], lines)
+
+
+def peers_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Microseconds of ours beside each library that did the same work."""
+    rows = [row for row in rows if "peers" in row]
+    names = list(dict.fromkeys(name for row in rows for name in row["peers"]))
+    lines = [
+        [
+            row["op"],
+            _shape(row["shape"]),
+            _number(row["median_us"]),
+            *(_number(row["peers"].get(name)) for name in names),
+        ]
+        for row in rows
+    ]
+    return _table(["operation", "shape", "ours us", *(f"{name} us" for name in names)], lines)
 
 
 def _rate(rate: float | None, unit: str) -> str:
