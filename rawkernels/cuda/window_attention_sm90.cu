@@ -306,6 +306,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     if (key + KEY_TILE > full_end || key < full_begin) mask_scores(p, s, item, 0, key, row, quad);
     weigh<true>(s, state, p.scale_log2);
     pack_weights(weights, s);
+    barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
 
 #pragma unroll 1
     for (int i = 1; i < visits; i++) {
@@ -314,7 +315,6 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
       wait_turn(consumer);
       products_begin();
       issue_scores(s, queries, descriptor(shared_address(shared.keys[key_ring.stage])));
-      barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
       issue_outputs(o, weights,
                     descriptor(shared_address(shared.values[value_ring.stage]), KEY_SLAB_BYTES),
                     i > 1);
@@ -328,17 +328,21 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
       if (key + KEY_TILE > full_end || key < full_begin)
         mask_scores(p, s, item, i, key, row, quad);
       const float2 factor = weigh<false>(s, state, p.scale_log2);
+      // The values of these weights: they are waited for here, in front of the wait for products,
+      // as the assembler does not move that one across a loop. It would run ahead of the softmax.
+      products_ready(s);
+      const int read = value_ring.stage;
+      value_ring.next();
+      barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
       products_wait<0>();
       products_ready(o);
       warp_barrier();
-      if (lane == 0) barrier_arrive(shared_address(shared.v_empty + value_ring.stage));
-      value_ring.next();
+      if (lane == 0) barrier_arrive(shared_address(shared.v_empty + read));
       pack_weights(weights, s);
 #pragma unroll
       for (int j = 0; j < OUT_REGISTERS; j++) o[j] *= j / 2 % 2 == 0 ? factor.x : factor.y;
     }
     if (lane == 0) barrier_arrive(shared_address(shared.q_empty + query.stage));
-    barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
     products_begin();
     issue_outputs(o, weights,
                   descriptor(shared_address(shared.values[value_ring.stage]), KEY_SLAB_BYTES),
