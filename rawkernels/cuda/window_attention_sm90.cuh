@@ -102,33 +102,51 @@ __device__ __forceinline__ void soften(float (&s)[N], float pre_scale) {
 #endif
 }
 
-// The two rows of a thread once all keys are through: what to multiply O by. Writes lse.
-struct Rows {
-  float inverse[2];
-};
 // The tokens of a row tile that exist, and where: row r is token first + r / HEADS, for r / HEADS in
 // begin .. end - 1, and query head head + r % HEADS.
 struct RowTokens {
   int first, begin, end, head;
   __device__ __forceinline__ bool holds(int token) const { return token >= begin && token < end; }
 };
-__device__ __forceinline__ Rows finish_rows(const Params& p, const float (&base)[2],
-                                            const float (&sum)[2], const RowTokens& t, int tid) {
-  const int lane = tid % 32, first = tid % WARPGROUP_THREADS / 32 * WARP_ROWS + lane / 4;
+
+// The two rows of a thread, with their logits of the sink times log2 e, -inf without one.
+struct Sinks {
+  float logit[2];
+};
+__device__ __forceinline__ int row_of_thread(int tid) {
+  return tid % WARPGROUP_THREADS / 32 * WARP_ROWS + tid % 32 / 4;
+}
+__device__ __forceinline__ Sinks load_sinks(const Params& p, int head, int tid) {
+  if (p.sink == nullptr) return {{minus_infinity(), minus_infinity()}};
+  const float* sink = p.sink + head;
+  const int row = row_of_thread(tid);
+  return {{__ldg(sink + row % HEADS) * LOG2_E, __ldg(sink + (row + 8) % HEADS) * LOG2_E}};
+}
+// What they are once all keys are through: a factor of O, and lse.
+struct Rows {
+  float inverse[2], lse[2];
+};
+__device__ __forceinline__ Rows finish_rows(const float (&base)[2], const float (&sum)[2],
+                                            const Sinks& sinks) {
   Rows rows;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int row = first + 8 * i, row_head = t.head + row % HEADS;
     const float all = quad_sum(sum[i]);
-    if (lane % 4 == 0 && t.holds(row / HEADS))
-      p.lse[int64_t(t.first + row / HEADS) * p.num_q_heads + row_head] =
-          (base[i] + __log2f(all)) * LN_2;
-    const float sink = p.sink == nullptr
-                           ? 0.0f
-                           : exp2_approx(fmaf(__ldg(p.sink + row_head), LOG2_E, -base[i]));
-    rows.inverse[i] = all == 0.0f ? 0.0f : reciprocal_approx(all + sink);
+    rows.lse[i] = (base[i] + __log2f(all)) * LN_2;
+    rows.inverse[i] =
+        all == 0.0f ? 0.0f : reciprocal_approx(all + exp2_approx(sinks.logit[i] - base[i]));
   }
   return rows;
+}
+// Not ahead of the stores of O, whose fence would wait for it.
+__device__ __forceinline__ void store_lse(const Params& p, const Rows& rows, const RowTokens& t,
+                                          int tid) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = row_of_thread(tid) + 8 * i, token = row / HEADS;
+    if (tid % 4 == 0 && t.holds(token))
+      p.lse[int64_t(t.first + token) * p.num_q_heads + t.head + row % HEADS] = rows.lse[i];
+  }
 }
 
 // ---- output: a warp's 16 rows, staged 64 columns at a time in OUT_STAGES buffers

@@ -280,7 +280,7 @@ __device__ __forceinline__ void outputs_of_tile(float (&o)[OUT_REGISTERS],
 
 __device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer, int tid) {
   const int lane = tid % 32, quad = lane % 4, warp = tid / 32;
-  const int row = warp % WARPS * WARP_ROWS + lane / 4;
+  const int row = row_of_thread(tid);
   const uint32_t keys = descriptor(shared_address(shared.keys));
   const uint32_t values = descriptor(shared_address(shared.values), VALUE_SLAB_BYTES);
   int q_slot = consumer, chunks_seen = 0;
@@ -295,6 +295,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
       barrier_wait_phase(shared_address(shared.chunk_full + c % NUM_CHUNKS), c / NUM_CHUNKS);
     chunks_seen = tile.chunk + BAND_CHUNKS;
     const int first_slot = tile.chunk % NUM_CHUNKS;
+    const Sinks sinks = load_sinks(p, tile.tokens.head, tid);
     float s[PIECES][SCORES];
     scores_of_tile(s, descriptor(shared_address(shared.queries[q_slot])), keys, first_slot);
     if (lane == 0) barrier_arrive(shared_address(shared.q_empty + q_slot));
@@ -310,8 +311,9 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     weigh(s, weights, base, sum, p.scale_log2);
     outputs_of_tile(o, weights, values, first_slot);
     if (lane == 0) barrier_arrive(shared_address(shared.step_done + tile.step % STEP_ENTRIES));
-    const Rows rows = finish_rows(p, base, sum, tile.tokens, tid);
+    const Rows rows = finish_rows(base, sum, sinks);
     store_rows(p, o, rows, tile.tokens, shared_address(shared.stage[warp]), tid);
+    store_lse(p, rows, tile.tokens, tid);
   }
   if (lane == 0) wait_stores_done();
 }
