@@ -18,6 +18,8 @@ from ringslab.engine.store_lmdb import LmdbShelf
 from ringslab.engine.store_stats import StoreStats
 from ringslab.errors import StoreError
 
+pytest.importorskip("lmdb")
+
 
 def small_map_store(path: Path, map_bytes: int) -> Store:
     stats = StoreStats()

@@ -89,6 +89,8 @@ def test_budget_against_a_model(tmp_path, kind, steps):
     """Puts of 0 to 1,500 bytes and gets within room for three values of 1,000: what is there after
     each put is what an ordered dict keeps that drops the least recently used first, and the bytes
     that the store counts are those of the model."""
+    if kind == "lmdb:":
+        pytest.importorskip("lmdb")
     url = fresh(f"lmdb:{tmp_path / 'store'}") if kind == "lmdb:" else kind
     model: OrderedDict[bytes, int] = OrderedDict()
 
@@ -136,9 +138,8 @@ def test_another_layout_is_never_read(store_url):
 def test_a_changed_config_never_reads_old_bytes(store_url):
     """The same YAML with another rotation, opened anew: the value is a miss, once corrupt."""
     cfg = rs.load_config("quickstart.yaml")
-    group = "producers_plain" if "producers_plain" in {x.group for x in cfg.layers} else None
-    group = group or cfg.layers[0].group
-    other = rs.load_config("quickstart.yaml", (f"layer_groups.{group}.rope.theta=20000.0",))
+    change = f"layer_groups.{cfg.layers[0].group}.rope.theta=20000.0"
+    other = rs.load_config("quickstart.yaml", (change,))
     with rs.open_store(store_url, layout=cfg) as store:
         assert store.put(b"k", b"value")
         digest = store.layout

@@ -1,7 +1,9 @@
 """Puts by a thread: copied, ordered, bounded, visible while they wait."""
 
+import socket
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -127,6 +129,7 @@ def test_flush_tells_of_lost_values(monkeypatch):
 def test_close_writes_what_waits(tmp_path):
     """20 puts of 100 kB to LMDB and close at once: all are there when it is opened again; a call
     after close is a StoreError."""
+    pytest.importorskip("lmdb")
     url = f"lmdb:{tmp_path / 's'}"
     store = rs.open_store(url, queue_bytes=10 << 20)
     for n in range(20):
@@ -138,6 +141,23 @@ def test_close_writes_what_waits(tmp_path):
     assert not store._thread.is_alive()
     with rs.open_store(url) as store:
         assert all(store.get(b"%d" % n) == bytes([n]) * 100_000 for n in range(20))
+
+
+def test_a_silent_server_loses_no_count():
+    """300 puts of 1.4 MB while nobody answers: each is counted once, as an error of the thread or
+    as dropped, none as stored, and flush says that they are lost."""
+    pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as silent, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with rs.open_store(url, queue_bytes=8 << 20, timeout_s=1.0) as store:
+            value = bytes(1_415_040)
+            for n in range(300):
+                store.put(b"%d" % n, value)
+            assert not store.flush()
+            stats = store.stats
+            assert stats.puts == 0
+            assert stats.errors + stats.dropped == 300
 
 
 @pytest.mark.parametrize(
