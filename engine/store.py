@@ -7,6 +7,7 @@ put under this key for this layout, or None.
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..layouts.digest import DIGEST_BYTES, layout_digest
@@ -36,8 +37,9 @@ class Shelf(Protocol):
     def head(self, key: bytes, num_bytes: int) -> tuple[bytes, int] | None:
         """The first bytes under a key, and how many there are in all."""
 
-    def place(self, key: bytes, sealed: bytes) -> None:
-        """Replaces what is under a key, wholly or not at all; durable when it returns."""
+    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Replaces what is under each key, in this order, each value wholly or not at all; durable
+        when it returns. After a ShelfFault of several, some may be there."""
 
     def remove(self, key: bytes, seen: bytes | None = None) -> bool:
         """Whether something was there and is removed; where `seen` is given, only if that is still
@@ -87,7 +89,23 @@ class Store:
         if not self.fits(key, view.nbytes):
             self.stats.add(refused=1)
             return False
-        return self.put_sealed(key, seal(key, view, self.layout), view.nbytes)
+        return self.put_many([(key, view)])[0]
+
+    def put_many(self, items: Sequence[tuple[bytes, Any]]) -> list[bool]:
+        """As one `put` after the other, which of them are stored; LMDB syncs once for all. The
+        keys and values are checked and small enough (`fits`)."""
+        views = [(key, view_value(value)) for key, value in items]
+        sealed = [(key, seal(key, view, self.layout)) for key, view in views]
+        if len(sealed) > 1:
+            try:
+                self.shelf.place(sealed)
+                self.stats.add(puts=len(views), bytes_in=sum(view.nbytes for _, view in views))
+                return [True] * len(views)
+            except ShelfFault:  # perhaps of one of them, or of all together: one by one then
+                pass
+        return [
+            self._put_one(item, view.nbytes) for item, (_, view) in zip(sealed, views, strict=True)
+        ]
 
     def fits(self, key: bytes, value_bytes: int) -> bool:
         """Whether a value of that size can be stored at all."""
@@ -97,11 +115,9 @@ class Store:
             longest is None or size <= longest
         )
 
-    def put_sealed(self, key: bytes, sealed: bytes, value_bytes: int) -> bool:
-        """`put` of what is sealed already."""
-        self._check_open()
+    def _put_one(self, item: tuple[bytes, bytes], value_bytes: int) -> bool:
         try:
-            self.shelf.place(key, sealed)
+            self.shelf.place([item])
         except ShelfFault:
             self.stats.add(errors=1)
             return False

@@ -11,7 +11,7 @@ whole or not there. Four tables change together in one transaction:
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -56,6 +56,7 @@ class LmdbShelf:
         self.path = private_directory(os.path.expanduser(path), DATA_FILE, LOCK_FILE)
         self.outage = Outage(f"lmdb:{self.path}")
         self._gate = Gate()
+        self._is_closed = False
         self._touched: dict[bytes, None] = {}
         self._touch_lock = threading.Lock()
         try:
@@ -83,28 +84,33 @@ class LmdbShelf:
 
         return self._run(look, write=False, buffers=True)
 
-    def place(self, key: bytes, sealed: bytes) -> None:
+    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
         touched = self._take_touched()
 
         def write(txn: Any) -> int:
             order = self._order(txn)
             order.renew(touched)
-            order.remove(key)
-            txn.put(key, sealed, db=self._values)
-            order.append(key, len(key) + len(sealed))
-            evicted = 0
-            while self.budget_bytes is not None and order.used_bytes > self.budget_bytes:
-                oldest = order.pop_oldest()
-                if oldest is None:
-                    break
-                txn.delete(oldest, db=self._values)
-                evicted += 1
+            evicted = sum(self._place_one(txn, order, *item) for item in items)
             order.save()
             return evicted
 
         evicted = self._run(write, write=True)
         if evicted:
             self.stats.add(evicted=evicted)
+
+    def _place_one(self, txn: Any, order: UseOrder, key: bytes, sealed: bytes) -> int:
+        """Number of values that had to go for this one."""
+        order.remove(key)
+        txn.put(key, sealed, db=self._values)
+        order.append(key, len(key) + len(sealed))
+        evicted = 0
+        while self.budget_bytes is not None and order.used_bytes > self.budget_bytes:
+            oldest = order.pop_oldest()
+            if oldest is None:
+                break
+            txn.delete(oldest, db=self._values)
+            evicted += 1
+        return evicted
 
     def remove(self, key: bytes, seen: bytes | None = None) -> bool:
         def write(txn: Any) -> bool:
@@ -146,6 +152,8 @@ class LmdbShelf:
         lmdb = self.lmdb
         for _ in range(TRIES):
             opened, map_bytes = self._env, self.map_bytes
+            if self._is_closed:
+                self._mend(lambda seen=opened: self._reopen(seen))
             try:
                 with self._gate.shared(), self._env.begin(write=write, buffers=buffers) as txn:
                     result = work(txn)
@@ -186,8 +194,10 @@ class LmdbShelf:
     def _reopen(self, seen: Any) -> None:
         """After a failed write of LMDB's own pages an environment refuses all work."""
         if self._env is seen:
+            self._is_closed = True  # where opening fails, the next call tries it again
             self._env.close()
             self._open()
+            self._is_closed = False
 
     def _open(self) -> None:
         """Opens the environment. Raises lmdb.Error and OSError."""
@@ -199,12 +209,29 @@ class LmdbShelf:
             mode=0o600,
             sync=self.sync,
         )
-        self._env.reader_check()  # slots of processes that were killed
-        self._fill_truncated()
-        tables = [self._env.open_db(name.encode()) for name in TABLES]
+        try:
+            self._env.reader_check()  # slots of processes that were killed
+            self._prepare()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _prepare(self) -> None:
+        """The tables of an environment just opened, while other processes may grow its map."""
+        for _ in range(TRIES):
+            try:
+                self._fill_truncated()
+                tables = [self._env.open_db(name.encode()) for name in TABLES]
+                break
+            except self.lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+            except self.lmdb.MapFullError:
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+        else:
+            raise OSError("other processes grow the map without end")
+        self._values, self._index, self._turns, self._totals = tables
         sync_directory(self.path)
         self.map_bytes = self._env.info()["map_size"]
-        self._values, self._index, self._turns, self._totals = tables
 
     def _fill_truncated(self) -> None:
         """Puts zeros where the file was cut off: reading past its end through the map would kill

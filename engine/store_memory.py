@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from .store_stats import StoreStats
 
@@ -29,14 +30,15 @@ class MemoryShelf:
             sealed = self._values.get(key)
         return None if sealed is None else (sealed[:num_bytes], len(sealed))
 
-    def place(self, key: bytes, sealed: bytes) -> None:
+    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
         with self._lock:
-            self._drop(key)
-            self._values[key] = sealed
-            self.used_bytes += len(key) + len(sealed)
-            while self.budget_bytes is not None and self.used_bytes > self.budget_bytes:
-                self._drop(next(iter(self._values)))
-                self.stats.add(evicted=1)
+            for key, sealed in items:
+                self._drop(key)
+                self._values[key] = sealed
+                self.used_bytes += len(key) + len(sealed)
+                while self.budget_bytes is not None and self.used_bytes > self.budget_bytes:
+                    self._drop(next(iter(self._values)))
+                    self.stats.add(evicted=1)
 
     def remove(self, key: bytes, seen: bytes | None = None) -> bool:
         with self._lock:

@@ -7,7 +7,7 @@ seconds, every call fails at once, and one call after each pause tries the serve
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -64,8 +64,9 @@ class RedisShelf:
 
         return self._call(look)
 
-    def place(self, key: bytes, sealed: bytes) -> None:
-        self._call(lambda: self._client.set(KEY_PREFIX + key, sealed))
+    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        for key, sealed in items:  # a server commits each anyway
+            self._call(lambda key=key, sealed=sealed: self._client.set(KEY_PREFIX + key, sealed))
 
     def remove(self, key: bytes, seen: bytes | None = None) -> bool:
         name = KEY_PREFIX + key

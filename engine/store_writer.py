@@ -11,6 +11,7 @@ from ..layouts.sizes import is_count, is_real
 from .store_seal import check_key, view_value
 from .store_stats import StoreStats
 
+BATCH_VALUES, BATCH_BYTES = 64, 16 << 20  # of one commit; the last value may go beyond
 END_WAIT_S = 30.0  # of `close`, for what still waits
 
 
@@ -28,7 +29,7 @@ class WritingStore:
         self.closed = False
         self._changed = threading.Condition()
         self._waiting: OrderedDict[bytes, bytes] = OrderedDict()
-        self._writing: tuple[bytes, bytes] | None = None
+        self._writing: dict[bytes, bytes] = {}
         self._taken_bytes = 0  # of what waits, is being written, or is being copied
         self._lost = 0  # puts taken over and not stored, since the last flush
         self._mistake: Exception | None = None
@@ -105,7 +106,7 @@ class WritingStore:
             waited = self._waiting.pop(key, None)
             if waited is not None:
                 self._release(len(key) + len(waited))
-            self._changed.wait_for(lambda: self._writing is None or self._writing[0] != key)
+            self._changed.wait_for(lambda: key not in self._writing)
         return self.store.delete(key) or waited is not None
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -147,7 +148,7 @@ class WritingStore:
         return lost == 0
 
     def _is_idle(self) -> bool:
-        return not self._waiting and self._writing is None
+        return not self._waiting and not self._writing
 
     def _has_room(self, size: int) -> bool:
         return self._taken_bytes + size <= self.queue_bytes
@@ -158,10 +159,7 @@ class WritingStore:
 
     def _unwritten(self, key: bytes) -> bytes | None:
         with self._changed:
-            value = self._waiting.get(key)
-            if value is None and self._writing is not None and self._writing[0] == key:
-                value = self._writing[1]
-        return value
+            return self._waiting.get(key, self._writing.get(key))
 
     def _write(self) -> None:
         while True:
@@ -169,17 +167,26 @@ class WritingStore:
                 self._changed.wait_for(lambda: self._waiting or self._ending)
                 if not self._waiting:
                     return
-                key, value = self._writing = self._waiting.popitem(last=False)
-            stored, mistake = False, None
+                self._writing = self._take_batch()
+            stored, mistake = [], None
             try:
-                stored = self.store.put(key, value)
+                stored = self.store.put_many(list(self._writing.items()))
             except Exception as error:  # told by the next flush: nobody waits for this thread
                 mistake = error
             with self._changed:
-                self._writing = None
-                self._lost += not stored
+                batch, self._writing = self._writing, {}
+                self._lost += len(batch) - sum(stored)
                 self._mistake = mistake or self._mistake
-                self._release(len(key) + len(value))
+                self._release(sum(len(key) + len(value) for key, value in batch.items()))
+
+    def _take_batch(self) -> dict[bytes, bytes]:
+        """The oldest puts that wait: one commit of LMDB syncs the disk once, for one or many."""
+        batch, size = {}, 0
+        while self._waiting and len(batch) < BATCH_VALUES and size < BATCH_BYTES:
+            key, value = self._waiting.popitem(last=False)
+            batch[key] = value
+            size += len(value)
+        return batch
 
     def _check_open(self) -> None:
         if self.closed:

@@ -22,14 +22,16 @@ class Held:
     def __init__(self, store, monkeypatch) -> None:
         self.free, self.entered = threading.Event(), threading.Event()
         self.error: Exception | None = None
+        self.sizes: list[int] = []  # number of values of each call
         place = store.shelf.place
 
-        def held(key: bytes, sealed: bytes) -> None:
+        def held(items) -> None:
             self.entered.set()
             assert self.free.wait(30)
+            self.sizes.append(len(items))
             if self.error is not None:
                 raise self.error
-            place(key, sealed)
+            place(items)
 
         monkeypatch.setattr(store.shelf, "place", held)
 
@@ -124,6 +126,34 @@ def test_flush_tells_of_lost_values(monkeypatch):
         assert store.put(b"k", b"2")
         assert store.flush()
         assert store.get(b"k") == b"2"
+
+
+def test_what_waits_is_written_together(monkeypatch):
+    """200 puts while the writer is held at the first: they are written as 1 + 64 + 64 + 64 + 7.
+    A fault of many is tried again one by one, and only those that fail again are lost."""
+    with rs.open_store("memory:", queue_bytes=1 << 20) as store:
+        held = Held(store, monkeypatch)
+        store.put(b"0", b"v")
+        assert held.entered.wait(30)
+        for n in range(1, 200):
+            store.put(b"%d" % n, b"v%d" % n)
+        held.free.set()
+        assert store.flush()
+        assert held.sizes == [1, 64, 64, 64, 7]
+        assert store.get(b"199") == b"v199"
+    with rs.open_store("memory:", queue_bytes=1 << 20) as store:
+        place = store.shelf.place
+
+        def fails_for_5(items) -> None:
+            if b"5" in dict(items):
+                raise ShelfFault("too much")
+            place(items)
+
+        monkeypatch.setattr(store.shelf, "place", fails_for_5)
+        assert store.store.put_many([(b"%d" % n, b"v") for n in range(9)]) == [
+            n != 5 for n in range(9)
+        ]
+        assert (store.stats.puts, store.stats.errors, store.stats.bytes_in) == (8, 1, 8)
 
 
 def test_close_writes_what_waits(tmp_path):
