@@ -34,7 +34,7 @@ def check_kills(url: str) -> None:
     print(seen)
     assert seen["faults"] == []
     assert seen["runs"] == KILLS
-    assert seen["puts"] > KILLS  # they did write, and many died while they did
+    assert seen["puts"] >= KILLS // 2  # they did write, and many died while they did
     assert seen["mid_put"] > KILLS // 4
 
 
@@ -56,7 +56,9 @@ WORKER = """
     from test_store_lmdb import small_map_store
     rng = random.Random(int(sys.argv[2]))
     with small_map_store(Path(sys.argv[1]), 1 << 18, budget_bytes=3_000_000) as store:
-        while True:
+        for step in range(1 << 30):
+            if step % 10 == 0:
+                print(step, flush=True)
             n = rng.randrange(40)
             value = b"%02d" % n * (250, 35_000, 150_000, 4_000)[n % 4]
             store.put(b"%02d" % n, value)
@@ -80,23 +82,29 @@ def test_kill_among_other_processes(tmp_path):
     def start() -> subprocess.Popen:
         command = [sys.executable, "-c", textwrap.dedent(WORKER), str(tmp_path / "s")]
         command += [str(rng.randrange(1000))]
-        return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+        env = os.environ | {"PYTHONPATH": path}
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+
+    def end(worker: subprocess.Popen) -> None:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
 
     workers = [start() for _ in range(3)]
     try:
-        for _ in range(max(KILLS // 2, 1)):  # half as many: each start of a process takes longer
-            time.sleep(rng.uniform(0.05, 0.4))
+        for _ in range(max(KILLS // 4, 1)):  # fewer: each start of a process takes longer
             worker = workers.pop(rng.randrange(3))
+            assert worker.stdout.readline()  # it writes by now
+            time.sleep(rng.uniform(0.0, 0.1))
             assert worker.poll() is None, "a worker met a fault"
-            worker.kill()
-            worker.wait()
+            end(worker)
             workers.append(start())
-        time.sleep(0.5)
-        assert all(worker.poll() is None for worker in workers)
+        for worker in workers:
+            assert worker.stdout.readline()
+            assert worker.poll() is None, "a worker met a fault"
     finally:
         for worker in workers:
-            worker.kill()
-            worker.wait()
+            end(worker)
     with rs.open_store(f"lmdb:{tmp_path / 's'}", layout=LAYOUT_A) as store:
         assert lmdb_faults(store.shelf) == []
         found = [n for n in range(40) if store.get(b"%02d" % n) is not None]
