@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
 from ..engine.progress import open_progress
+from ..engine.report import check_report_path
 from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
+from ..layouts.errors import ArgumentError
 from .timeline import write_picture
 
 EXIT_FAILED = 1  # the verification found an output outside its bound
@@ -67,6 +70,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the trace ran (and was verified, if asked), 1 when an output was outside its bound,
     130 after Ctrl-C."""
+    picture = None if args.timeline is None else picture_path(args.timeline, args.report)
     cfg = load_config(args.config, overrides=tuple(args.overrides))
     sizes = engine_sizes(cfg)
     _say(f"{cfg.name}: takes {sizes.describe()}")
@@ -81,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
             graphs=False if args.no_graphs else None,
             progress=open_progress,
         )
-    if args.timeline:
-        write_picture(read_timeline(args.timeline), Path(args.timeline).with_suffix(".svg"))
+    if picture is not None:
+        write_picture(read_timeline(args.timeline), picture)
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -90,6 +94,20 @@ def run(args: argparse.Namespace) -> int:
     if report["interrupted"]:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if args.verify and report["verify"]["passed"] is not True else 0
+
+
+def picture_path(timeline: str, report: str | None) -> Path:
+    """Where the picture of a timeline goes: beside it. Raises ArgumentError where it would take the
+    place of the timeline or of the report, OSError where it cannot be written."""
+    picture = Path(timeline).with_suffix(".svg") if Path(timeline).name else Path(timeline)
+    taken = [os.path.realpath(path) for path in (timeline, report) if path is not None]
+    if os.path.realpath(picture) in taken:
+        raise ArgumentError(
+            f"--timeline {timeline}: its picture would be written over {picture}; "
+            "name a file that ends in .json, and another for the report"
+        )
+    check_report_path(picture)
+    return picture
 
 
 def summary(report: dict) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -40,8 +41,34 @@ def _compiled(function: Callable, *, parallel: bool, fastmath: Any) -> Callable:
         compiled = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder for a cache can be written; compile in every process then
         return njit(**options)(function)
+    problem = _folder_problem(compiled, function)
+    if problem:
+        _warn_once(f"Numba's cache {problem}; kernels are compiled in every process")
+        return njit(**options)(function)
     _guard_cache(compiled)
     return compiled
+
+
+def _folder_problem(compiled: Any, function: Callable) -> str:
+    """Why a kernel must not be read from its cache folder, or "". Numba unpickles what lies there,
+    which runs code of whoever wrote it: only we and root may. `__pycache__` beside the sources is
+    as safe as they are."""
+    folder = getattr(getattr(compiled, "_cache", None), "cache_path", None)
+    if folder is None or Path(folder) == Path(function.__code__.co_filename).parent / "__pycache__":
+        return ""
+    status = os.stat(folder)
+    if status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return ""
+    return (
+        f"{folder} can be written by another user (owner {status.st_uid}, mode "
+        f"{stat.S_IMODE(status.st_mode):04o}) and is refused; chmod go-w it, or set "
+        "NUMBA_CACHE_DIR to a folder of your own"
+    )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _guard_cache(compiled: Any) -> None:
