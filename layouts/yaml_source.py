@@ -220,8 +220,13 @@ class _Builder:
                 self.merge(node, merged)
             elif isinstance(key.value, Bad):
                 continue  # reported where it was read
+            elif not isinstance(key.value, str):
+                self.faults.append(
+                    f"{key.mark}: got the key {key.text}, no text to other YAML readers; write a "
+                    "word, or quote it"
+                )
             else:
-                name = key.value if isinstance(key.value, str) else key.text
+                name = key.value
                 if name in entries:
                     first = entries[name].mark
                     self.faults.append(
