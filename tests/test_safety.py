@@ -115,11 +115,17 @@ def twice(x):
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
 def test_numba_cache_that_others_can_write_is_not_read(numba_folder, mode):
-    """Numba's cache is pickled. A folder of mode 0755 is used; the same folder writable by group or
-    others is refused with one warning, and kernels are compiled without it."""
-    assert kernels.device_function(twice)(3) == 6
+    """Numba's cache is pickled. Its folder is made with mode 0700, whatever the umask; the same
+    folder writable by group or others is refused with one warning, and kernels are compiled without
+    it."""
+    mask = os.umask(0)
+    try:
+        assert kernels.device_function(twice)(3) == 6
+    finally:
+        os.umask(mask)
     (folder,) = numba_folder.iterdir()
     assert list(folder.glob("*.nbi"))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(mode)
     for path in folder.iterdir():
         path.write_bytes(b"planted")

@@ -5,12 +5,14 @@ import os
 import stat
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import get_num_threads, njit, set_num_threads, threading_layer
+from numba import config, get_num_threads, njit, set_num_threads, threading_layer
+from numba.core.caching import _CacheLocator
 
 from ...layouts.errors import BackendError
 
@@ -37,6 +39,7 @@ def attention_function(function: Callable) -> Callable:
 def _compiled(function: Callable, *, parallel: bool, fastmath: Any) -> Callable:
     # nogil, so that a thread of the caller can make progress while a kernel runs.
     options = {"parallel": parallel, "fastmath": fastmath, "nogil": True}
+    _make_private_folder(function)
     try:
         compiled = njit(cache=True, **options)(function)
     except RuntimeError:  # no folder for a cache can be written; compile in every process then
@@ -47,6 +50,17 @@ def _compiled(function: Callable, *, parallel: bool, fastmath: Any) -> Callable:
         return njit(**options)(function)
     _guard_cache(compiled)
     return compiled
+
+
+def _make_private_folder(function: Callable) -> None:
+    """The folder below NUMBA_CACHE_DIR that Numba would make with the process's umask, with mode
+    0700. Its name is Numba's own; where a version names it otherwise, Numba makes its folder."""
+    subpath = getattr(_CacheLocator, "get_suitable_cache_subpath", None)
+    code = getattr(function, "__code__", None)
+    if config.CACHE_DIR and subpath is not None and code is not None:
+        folder = Path(config.CACHE_DIR) / subpath(code.co_filename)
+        with suppress(OSError):  # where it cannot be made, Numba finds another place
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _folder_problem(compiled: Any, function: Callable) -> str:
