@@ -7,6 +7,8 @@ batch runs: NumPy on the CPU, CuPy on the GPU. All counts and indices are int32.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 MAX_SEGMENTS = 3  # copies a sequence's history can need: zeros, up to the wrap, from the wrap on
 MAX_PINNED_SEGMENTS = 2  # and those of its pinned positions: copied, zeros
 
@@ -94,3 +96,11 @@ class PrefillPlan:
     @property
     def history_rows(self) -> int:
         return self.num_seqs * (self.window + self.sink_tokens)
+
+
+def prefill_ranges(plan: PrefillPlan) -> np.ndarray:
+    """All rows of the joint buffer that each query of a host plan reads, as int32 [T, 4] or, with
+    pinned positions, [T, 8]: start, length, and so on, in the order of the positions."""
+    if plan.pinned_pivots is None:
+        return plan.pivots
+    return np.concatenate([plan.pinned_pivots, plan.pivots], axis=1)

@@ -15,7 +15,7 @@ from ..layouts.plans import DecodePlan, PrefillPlan
 from ..layouts.rope import Rope
 from ..layouts.sizes import div_ceil, is_count, is_flag, is_real, is_word
 from ..layouts.slots import SlotLayout
-from .arrays import BF16, UINT16, is_cuda
+from .arrays import BF16, FP16, UINT16, is_cuda
 from .ring_access import RingAccess, ring_access
 
 U8 = (np.dtype(np.uint8),)
@@ -24,7 +24,8 @@ U64 = (np.dtype(np.uint64),)
 F32 = (np.dtype(np.float32),)
 BF16_BITS = (BF16, UINT16)
 BF16_OR_F32 = (BF16, UINT16, F32[0])
-ATTENTION_OUT = (BF16, UINT16, np.dtype(np.float64))  # float64: the reference, unrounded
+FP16_VALUES = (FP16,)
+EXACT_OUT = np.dtype(np.float64)  # the reference, unrounded
 SLAB_BASE_ALIGN = 16  # bytes; kernels move records in pieces of 16
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # scalars of kernels are float32
 
@@ -161,6 +162,18 @@ def check_latent_format(op: str, fmt: Any) -> None:
         )
 
 
+def check_record_format(op: str, fmt: Any) -> None:
+    """ArgumentError unless records of `fmt` can be made: latent mxfp8 or bf16, or K and V of any
+    type."""
+    if not isinstance(fmt, RecordFormat) or fmt.latent:
+        check_latent_format(op, fmt)
+
+
+def vector_dtypes(fmt: RecordFormat) -> tuple:
+    """Dtypes of the vectors that records of `fmt` are made from and decoded to."""
+    return FP16_VALUES if fmt.type == "fp16" else BF16_BITS
+
+
 def check_slab(op: str, slab: Any, layout: Any, *, written: bool) -> int:
     """Number of state slots in a slab of this layout."""
     if not isinstance(layout, SlotLayout):
@@ -202,31 +215,65 @@ def check_rows(op: str, name: str, x: Any, rows: int, source: str) -> None:
 def _check_attention(
     op: str, q: Any, plan: Any, fmt: RecordFormat, out: Any, lse: Any, options: dict
 ) -> None:
-    """q, out, lse, and the options softmax_scale, sink, rope_out."""
-    check_latent_format(op, fmt)
+    """q, out, lse, and the options softmax_scale, sink, softcap, rope_out."""
     tokens = plan.positions.shape[0]
-    head_dim = (fmt.head_dim, "the layout's head_dim")
-    check_array(op, "q", q, BF16_BITS, ((tokens, "the plan's tokens"), (None, ""), head_dim))
-    heads = (q.shape[1], "q.shape[1]")
-    rows = (tokens, "q.shape[0]")
-    check_output(op, "out", out, ATTENTION_OUT, (rows, heads, (q.shape[2], "q.shape[2]")))
+    check_heads(op, q, fmt, (tokens, "the plan's tokens"), out, lse, options)
+    if options.get("rope_out") is None:
+        return
+    if not fmt.latent:
+        raise ArgumentError(
+            f"{op}: rope_out is given but record format {fmt.id!r} holds V apart, which is not "
+            "rotated; pass rope_out=None"
+        )
+    check_rope(op, options["rope_out"], fmt.head_dim, "rope_out")
+    check_array(op, "plan.positions", plan.positions, I32, ((tokens, "q.shape[0]"),))
+
+
+def check_heads(
+    op: str, q: Any, fmt: RecordFormat, tokens: Axis, out: Any, lse: Any, options: dict
+) -> None:
+    """q, out and lse of an attention over records of `fmt`, and the options softmax_scale, sink and
+    softcap (0.0 where it is left out)."""
+    check_record_format(op, fmt)
+    dtypes = vector_dtypes(fmt)
+    check_array(op, "q", q, dtypes, (tokens, (None, ""), (fmt.head_dim, "the layout's head_dim")))
+    rows, heads = (q.shape[0], "q.shape[0]"), (q.shape[1], "q.shape[1]")
+    if q.shape[1] % fmt.num_kv_heads != 0:
+        raise ArgumentError(
+            f"{op}: q.shape[1]={q.shape[1]} query heads are no multiple of the format's "
+            f"num_kv_heads={fmt.num_kv_heads}"
+        )
+    axes = (rows, heads, (q.shape[2], "q.shape[2]"))
+    check_output(op, "out", out, (*dtypes, EXACT_OUT), axes)
     check_output(op, "lse", lse, F32, (rows, heads))
-    scale = options["softmax_scale"]
+    scale, softcap = options["softmax_scale"], options.get("softcap", 0.0)
     if not is_real(scale) or not abs(scale) <= FLOAT32_MAX:
         raise ArgumentError(
             f"{op}: softmax_scale={scale!r} but must be a number, finite in float32"
         )
+    if not is_real(softcap) or not 0.0 <= softcap <= FLOAT32_MAX:
+        raise ArgumentError(
+            f"{op}: softcap={softcap!r} but must be 0 (none) or a positive number, finite in "
+            "float32"
+        )
     if options["sink"] is not None:
         check_array(op, "sink", options["sink"], F32, (heads,))
-    if options["rope_out"] is not None:
-        check_rope(op, options["rope_out"], fmt.head_dim, "rope_out")
-        check_array(op, "plan.positions", plan.positions, I32, (rows,))
+
+
+def check_latent_kernel(op: str, fmt: RecordFormat, plan: Any, softcap: float) -> None:
+    """ArgumentError for what the CUDA kernels of latent records do not do."""
+    check_latent_format(op, fmt)
+    if softcap or plan.sink_tokens:
+        raise ArgumentError(
+            f"{op}: softcap={softcap} sink_tokens={plan.sink_tokens} but the CUDA kernels of "
+            "latent records take 0 for both; use the cpu or reference backend"
+        )
 
 
 def check_window_prefill(
     q: Any, records: Any, plan: Any, fmt: Any, out: Any, lse: Any, **options: Any
 ) -> None:
-    """`options`: softmax_scale, sink, rope_out."""
+    """`options`: softmax_scale, sink, rope_out, softcap."""
     op = "window_prefill"
     _check_attention(op, q, plan, fmt, out, lse, options)
     record_bytes = (fmt.record_bytes, "the format's record_bytes")
@@ -235,11 +282,14 @@ def check_window_prefill(
     check_rows(op, "records", records, rows, "num_seqs * window + tokens")
     axes = ((q.shape[0], "q.shape[0]"), (4, "columns"))
     check_array(op, "plan.pivots", plan.pivots, I32, axes)
+    if plan.sink_tokens:
+        check_array(op, "plan.pinned_pivots", plan.pinned_pivots, I32, axes)
     check_place(
         op,
         q=q,
         records=records,
         pivots=plan.pivots,
+        pinned_pivots=plan.pinned_pivots,
         positions=plan.positions,
         out=out,
         lse=lse,
@@ -259,7 +309,7 @@ def check_window_decode(
     **options: Any,
 ) -> tuple[RingAccess, int]:
     """The ring's addresses and the number of state slots. `options`: softmax_scale, sink,
-    rope_out."""
+    rope_out, softcap."""
     op = "window_decode"
     num_slots = check_slab(op, slab, layout, written=False)
     access = ring_access(op, layout, layer, kind)
@@ -267,11 +317,14 @@ def check_window_decode(
     _check_attention(op, q, plan, access.format, out, lse, options)
     axes = ((q.shape[0], "q.shape[0]"), (2, "columns"))
     check_array(op, "plan.offset_len", plan.offset_len, I32, axes)
+    if plan.sink_tokens:
+        check_array(op, "plan.num_pinned", plan.num_pinned, I32, axes[:1])
     check_place(
         op,
         q=q,
         slab=slab,
         offset_len=plan.offset_len,
+        num_pinned=plan.num_pinned,
         positions=plan.positions,
         out=out,
         lse=lse,

@@ -7,8 +7,9 @@ import numpy as np
 from ..layouts.formats import RecordFormat
 from ..layouts.rope import Rope
 from .arrays import as_array, as_kv, backend_of, empty_like_backend, kv_parts
+from .checks import check_record_format
 from .operations import operation
-from .record_checks import check_kv, check_record_format, kv_places
+from .record_checks import check_kv, kv_places
 
 
 def encode_records(

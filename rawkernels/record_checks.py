@@ -4,35 +4,20 @@ from typing import Any
 
 from ..layouts.errors import ArgumentError
 from ..layouts.formats import RecordFormat
-from .arrays import FP16
 from .checks import (
-    BF16_BITS,
     I32,
     U8,
     check_array,
-    check_latent_format,
     check_output,
     check_place,
+    check_record_format,
     check_ring_len,
     check_rope,
     check_rows,
     check_slab,
+    vector_dtypes,
 )
 from .ring_access import RingAccess, ring_access
-
-FP16_VALUES = (FP16,)
-
-
-def check_record_format(op: str, fmt: Any) -> None:
-    """ArgumentError unless records of `fmt` can be made: latent mxfp8 or bf16, or K and V of any
-    type."""
-    if not isinstance(fmt, RecordFormat) or fmt.latent:
-        check_latent_format(op, fmt)
-
-
-def vector_dtypes(fmt: RecordFormat) -> tuple:
-    """Dtypes of the vectors that records of `fmt` are made from and decoded to."""
-    return FP16_VALUES if fmt.type == "fp16" else BF16_BITS
 
 
 def check_kv(op: str, kv: Any, positions: Any, rope: Any, fmt: RecordFormat) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ringslab.layouts.formats import make_record_format
 from ringslab.layouts.slots import Ring, build_slot_layout
+from ringslab.rawkernels.arrays import kv_parts
 from ringslab.rawkernels.operations import load_operations
 from ringslab.rawkernels.reference.bound import (
     assert_within_bound,
@@ -99,17 +100,48 @@ def operations(backend):
     return load_operations(backend)
 
 
-def make_layout(fmt, ring_len, num_layers=2):
+def make_layout(fmt, ring_len, num_layers=2, sink_tokens=0):
     """A slot of equal rings, one a layer; even layers are stored, odd ones not."""
     rings = [
-        Ring(f"ring_{i}", i, "swa", ring_len, fmt.record_bytes, i % 2 == 0, fmt)
+        Ring(
+            f"ring_{i}",
+            i,
+            "swa",
+            ring_len,
+            fmt.record_bytes,
+            i % 2 == 0,
+            fmt,
+            sink_tokens=sink_tokens,
+        )
         for i in range(num_layers)
     ]
     return build_slot_layout(rings, 32)
 
 
-def record_format(head_dim, record_type="mxfp8", plane_order="interleaved"):
-    return make_record_format(record_type, head_dim, plane_order=plane_order)
+def record_format(head_dim, record_type="mxfp8", plane_order="interleaved", kv_heads=0):
+    """A latent format, or with `kv_heads` one of K and V apart."""
+    return make_record_format(
+        record_type,
+        head_dim,
+        plane_order=plane_order,
+        latent=kv_heads == 0,
+        num_kv_heads=kv_heads or 1,
+    )
+
+
+def random_values(rng, shape, record_type="mxfp8", scale=1.0):
+    """Random numbers as vectors of records of this type hold them: float16, or bf16 bits."""
+    if record_type != "fp16":
+        return random_bf16(rng, shape, scale)
+    return (rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(np.float16)
+
+
+def random_kv(rng, count, fmt):
+    """New vectors of `count` tokens: bf16 [count, D], or the pair (k, v) of [count, heads, D]."""
+    if fmt.latent:
+        return random_bf16(rng, (count, fmt.head_dim))
+    shape = (count, fmt.num_kv_heads, fmt.head_dim)
+    return tuple(random_values(rng, shape, fmt.type) for _ in range(2))
 
 
 def poisoned_slab(layout, num_slots):
@@ -118,20 +150,26 @@ def poisoned_slab(layout, num_slots):
 
 def encoded(kv, fmt, positions=None, rope=None):
     """Records of kv by the reference; host arrays."""
-    out = np.empty((kv.shape[0], fmt.record_bytes), np.uint8)
+    out = np.empty((len(kv_parts(kv)[0]), fmt.record_bytes), np.uint8)
     load_operations("reference").encode_records(kv, positions, out, record_format=fmt, rope=rope)
     return out
 
 
 def store(slab, layout, layer, kv, state_id, positions):
-    """Store kv bf16 [n, D] of one sequence by the reference, in place."""
-    state_ids = np.full(kv.shape[0], state_id, np.int32)
+    """Store kv, as in ring_store, of one sequence by the reference, in place."""
+    state_ids = np.full(len(positions), state_id, np.int32)
     load_operations("reference").ring_store(slab, layout, layer, kv, state_ids, i32(positions))
+
+
+def guarded_outputs(q, backend):
+    """Guarded out, bf16 bits or float16 as q is, and lse."""
+    dtype = np.float16 if q.dtype == np.float16 else np.uint16
+    return Guarded(q.shape, dtype, backend), Guarded(q.shape[:2], np.float32, backend)
 
 
 def run_decode(backend, q, slab, layout, layer, plan, *, sink=None, **options):
     """window_decode on a backend with guarded outputs; host arrays in and out."""
-    out, lse = Guarded(q.shape, np.uint16, backend), Guarded(q.shape[:2], np.float32, backend)
+    out, lse = guarded_outputs(q, backend)
     operations(backend).window_decode(
         to_backend(q, backend),
         to_backend(slab, backend),
@@ -148,7 +186,7 @@ def run_decode(backend, q, slab, layout, layer, plan, *, sink=None, **options):
 
 def run_prefill(backend, q, records, plan, fmt, *, sink=None, **options):
     """window_prefill on a backend with guarded outputs; host arrays in and out."""
-    out, lse = Guarded(q.shape, np.uint16, backend), Guarded(q.shape[:2], np.float32, backend)
+    out, lse = guarded_outputs(q, backend)
     operations(backend).window_prefill(
         to_backend(q, backend),
         to_backend(records, backend),

@@ -1,8 +1,6 @@
 """Rings whose first positions are pinned (sink_tokens): plans, stores and history find every
 visible position, and nothing that has been overwritten."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from helpers import Guarded, i32, make_layout, operations, poisoned_slab, record_format, to_backend
@@ -10,17 +8,8 @@ from kernels_on_host import launchers
 
 import ringslab as rs
 from ringslab.layouts.rings import ring_index
-from ringslab.layouts.slots import build_slot_layout
 
 FORMAT = record_format(32, "bf16")
-
-
-def pinned_layout(fmt, ring_len, sink_tokens):
-    """Two layers' rings that pin their first positions."""
-    rings = make_layout(fmt, ring_len).rings
-    return build_slot_layout(
-        [dataclasses.replace(ring, sink_tokens=sink_tokens) for ring in rings], 32
-    )
 
 
 def visible(position, window, sink_tokens):
@@ -84,9 +73,9 @@ def test_refusals():
     with pytest.raises(rs.errors.PlanError, match="sink_tokens=-1"):
         rs.plan_prefill([0], [1], [9], window=3, ring_len=6, sink_tokens=-1)
     with pytest.raises(rs.errors.LayoutError, match=r"sink_tokens=6 but must be 0 \.\. .* 5"):
-        pinned_layout(FORMAT, 6, 6)
+        make_layout(FORMAT, 6, sink_tokens=6)
     plan = rs.plan_prefill([0], [1], [9], window=3, ring_len=6)
-    layout = pinned_layout(FORMAT, 6, 2)
+    layout = make_layout(FORMAT, 6, sink_tokens=2)
     with pytest.raises(rs.errors.ArgumentError, match=r"plan\.sink_tokens=0 .*sink_tokens=2"):
         rs.load_history(poisoned_slab(layout, 1), layout, 0, plan)
 
@@ -115,7 +104,7 @@ CALLS = [(1, 0, 30), (0, 0, 1), (0, 1, 5), (2, 7, 3)]  # a chunk of several turn
 def check_store(run, backend):
     """Ring of 7, two pinned: after CALLS each ring index holds the newest position that lives
     there, and what no position has reached keeps its poison."""
-    layout = pinned_layout(FORMAT, 7, 2)
+    layout = make_layout(FORMAT, 7, sink_tokens=2)
     slab = stored(run, backend, layout, 3, CALLS)
     wanted = poisoned_slab(layout, 3)
     view = layout.view(wanted, 1)
@@ -141,7 +130,7 @@ def test_joint_buffer(backend, window, sink_tokens):
     """Chunks of 1, 3 and 9 tokens at every start up to 25, several in one batch with padding: the
     rows of pinned_pivots and then pivots hold the visible positions, in order."""
     ring_len = window + sink_tokens + 2
-    layout = pinned_layout(FORMAT, ring_len, sink_tokens)
+    layout = make_layout(FORMAT, ring_len, sink_tokens=sink_tokens)
     starts = i32(range(26))
     counts = i32([(1, 3, 9)[i % 3] for i in starts])
     slab = poisoned_slab(layout, 26)

@@ -1,6 +1,6 @@
 """Attention on the CPU, for decode and prefill alike: every key is a row of float32 scratch, and a
-query token sees two ranges of rows, in order. A token's arithmetic depends on its own keys only, so
-its bits do not depend on the batch, nor on whether it came in a prefill or in a decode step."""
+query token sees a few ranges of rows, in order. A token's arithmetic depends on its own keys only,
+so its bits do not depend on the batch, nor on whether it came in a prefill or in a decode step."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ import numpy as np
 from numba import prange
 
 from ...layouts.rope import Rope
-from ..arrays import bf16_bits
-from .codec import bf16_round, bf16_value
+from ..arrays import FP16, value_bits
+from .codec import bf16_round, bf16_value, fp16_round, fp16_value
 from .kernels import attention_function, kernel, launch
 from .rotation import NO_PAIRING, rope_arguments, rotate_vector
 
@@ -21,11 +21,15 @@ HEADS_PER_TILE = 4  # heads that share one load of a key; their sums stay in reg
 @attention_function
 def _row(ranges, t, j):
     """Row of the j-th key of a token."""
-    return ranges[t, 0] + j if j < ranges[t, 1] else ranges[t, 2] + j - ranges[t, 1]
+    r = 0
+    while r + 2 < ranges.shape[1] and j >= ranges[t, r + 1]:
+        j -= ranges[t, r + 1]
+        r += 2
+    return ranges[t, r] + j
 
 
 @attention_function
-def _scores(query, keys, ranges, t, scale, weight):
+def _scores(query, keys, kv_head, ranges, t, scale, weight):
     """weight [4, n] = scale * query [4, D] . keys; the four heads read each key once."""
     dim = query.shape[1]
     for j in range(weight.shape[1]):
@@ -35,7 +39,7 @@ def _scores(query, keys, ranges, t, scale, weight):
         a2 = np.float32(0)
         a3 = np.float32(0)
         for d in range(dim):
-            k = keys[row, d]
+            k = keys[row, kv_head, d]
             a0 += query[0, d] * k
             a1 += query[1, d] * k
             a2 += query[2, d] * k
@@ -44,6 +48,14 @@ def _scores(query, keys, ranges, t, scale, weight):
         weight[1, j] = a1 * scale
         weight[2, j] = a2 * scale
         weight[3, j] = a3 * scale
+
+
+@attention_function
+def _cap(weight, softcap):
+    """Scores s [4, n] to softcap * tanh(s / softcap), in place."""
+    for h in range(weight.shape[0]):
+        for j in range(weight.shape[1]):
+            weight[h, j] = softcap * math.tanh(weight[h, j] / softcap)
 
 
 @attention_function
@@ -60,8 +72,8 @@ def _softmax(weight, h):
 
 
 @attention_function
-def _weigh(weight, keys, ranges, t, acc):
-    """acc [4, D] += weight [4, n] . keys, four keys at a time."""
+def _weigh(weight, values, kv_head, ranges, t, acc):
+    """acc [4, D] += weight [4, n] . values, four keys at a time."""
     length, dim = weight.shape[1], acc.shape[1]
     whole = length - length % 4
     for j in range(0, whole, 4):
@@ -72,33 +84,44 @@ def _weigh(weight, keys, ranges, t, acc):
             for d in range(dim):
                 acc[h, d] = (
                     acc[h, d]
-                    + w0 * keys[r0, d]
-                    + w1 * keys[r1, d]
-                    + w2 * keys[r2, d]
-                    + w3 * keys[r3, d]
+                    + w0 * values[r0, kv_head, d]
+                    + w1 * values[r1, kv_head, d]
+                    + w2 * values[r2, kv_head, d]
+                    + w3 * values[r3, kv_head, d]
                 )
     for j in range(whole, length):
         row = _row(ranges, t, j)
         for h in range(HEADS_PER_TILE):
             for d in range(dim):
-                acc[h, d] += weight[h, j] * keys[row, d]
+                acc[h, d] += weight[h, j] * values[row, kv_head, d]
 
 
 @kernel
-def _attend(q, keys, ranges, scale, sink, positions, pairing, table, out, lse):
-    """q, out uint16 [T, H, D]; keys float32 [rows, D]; ranges int64 [T, 4]; sink, lse float32."""
+def _attend(
+    q, is_fp16, keys, values, ranges, scale, softcap, sink, positions, pairing, table, out, lse
+):
+    """q, out uint16 [T, H, D]; keys, values float32 [rows, Hkv, D]; ranges int64 [T, 2 R]; sink,
+    lse float32."""
     tokens, heads, dim = q.shape
-    tiles = (heads + HEADS_PER_TILE - 1) // HEADS_PER_TILE
+    group = heads // keys.shape[1]  # exact: checked
+    group_tiles = (group + HEADS_PER_TILE - 1) // HEADS_PER_TILE
+    tiles = keys.shape[1] * group_tiles
     for item in prange(tokens * tiles):
-        t, h0 = item // tiles, (item % tiles) * HEADS_PER_TILE
-        tile_heads = min(HEADS_PER_TILE, heads - h0)
-        length = ranges[t, 1] + ranges[t, 3]
+        t, kv_head = item // tiles, (item % tiles) // group_tiles
+        in_group = (item % group_tiles) * HEADS_PER_TILE
+        h0, tile_heads = kv_head * group + in_group, min(HEADS_PER_TILE, group - in_group)
+        length = 0
+        for r in range(1, ranges.shape[1], 2):
+            length += ranges[t, r]
         query = np.zeros((HEADS_PER_TILE, dim), np.float32)  # heads past the last one stay 0
         for h in range(tile_heads):
             for d in range(dim):
-                query[h, d] = bf16_value(q[t, h0 + h, d])
+                bits = q[t, h0 + h, d]
+                query[h, d] = fp16_value(bits) if is_fp16 else bf16_value(bits)
         weight = np.zeros((HEADS_PER_TILE, length), np.float32)
-        _scores(query, keys, ranges, t, scale, weight)
+        _scores(query, keys, kv_head, ranges, t, scale, weight)
+        if softcap > 0:
+            _cap(weight, softcap)
         divisor = np.ones(HEADS_PER_TILE, np.float32)
         for h in range(tile_heads):
             lse[t, h0 + h] = np.float32(-np.inf)
@@ -107,7 +130,7 @@ def _attend(q, keys, ranges, scale, sink, positions, pairing, table, out, lse):
                 lse[t, h0 + h] = m + math.log(total)
                 divisor[h] = total + math.exp(sink[h0 + h] - m)
         acc = np.zeros((HEADS_PER_TILE, dim), np.float32)
-        _weigh(weight, keys, ranges, t, acc)
+        _weigh(weight, values, kv_head, ranges, t, acc)
         for h in range(tile_heads):
             for d in range(dim):
                 acc[h, d] = acc[h, d] / divisor[h]
@@ -115,23 +138,26 @@ def _attend(q, keys, ranges, scale, sink, positions, pairing, table, out, lse):
                 first = dim - 2 * table.shape[1]
                 rotate_vector(acc[h], first, positions[t], table, pairing, True)
             for d in range(dim):
-                out[t, h0 + h, d] = bf16_round(acc[h, d])
+                out[t, h0 + h, d] = fp16_round(acc[h, d]) if is_fp16 else bf16_round(acc[h, d])
 
 
 def attend(
     q: Any,
     keys: np.ndarray,
+    values: np.ndarray,
     ranges: np.ndarray,
     out: Any,
     lse: Any,
     *,
     softmax_scale: float,
+    softcap: float,
     sink: Any,
     rope_out: Rope | None,
     positions: Any,
 ) -> None:
-    """q bf16 [T, H, D] over rows of keys float32 [rows, D]; ranges int64 [T, 4] are (start, length,
-    start, length) of the keys of each token. Fills out bf16 [T, H, D], lse float32 [T, H]."""
+    """q bf16 or float16 [T, H, D] over rows of keys and values float32 [rows, Hkv, D] (latent: one
+    array is both); ranges int64 [T, 2 R] are start, length, start, length .. of the rows of each
+    token. Fills out like q, lse float32 [T, H]."""
     pairing, table = rope_arguments(rope_out)
     # exp(-inf) = 0: no sink.
     logits = np.full(q.shape[1], -np.inf, np.float32) if sink is None else sink
@@ -139,14 +165,17 @@ def attend(
     launch(
         _attend,
         work // ATTENTION_TURNS,
-        bf16_bits(q, "q"),
+        value_bits(q, "q"),
+        q.dtype == FP16,
         keys,
+        values,
         ranges,
         np.float32(softmax_scale),
+        np.float32(softcap),
         logits,
         positions,
         pairing,
         table,
-        bf16_bits(out, "out"),
+        value_bits(out, "out"),
         lse,
     )

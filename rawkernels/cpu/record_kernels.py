@@ -207,3 +207,12 @@ def decode_rows(source: Any, addresses: Addresses, fmt: RecordFormat, part: int 
     places = head_addresses(addresses, part, fmt)
     launch(_decode_rows, out.size, source, *places, TYPE_CODES[fmt.type], e4m3_values(), vectors)
     return out
+
+
+def decode_keys(
+    source: Any, addresses: Addresses, fmt: RecordFormat
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values, float32 [n, heads, D] each, of the records at the given addresses; one array
+    is both for latent records."""
+    keys = decode_rows(source, addresses, fmt)
+    return keys, keys if fmt.latent else decode_rows(source, addresses, fmt, 1)

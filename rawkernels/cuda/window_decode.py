@@ -7,7 +7,7 @@ from ...layouts.plans import DecodePlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil
 from ...layouts.slots import RingKind, SlotLayout
-from ..checks import check_window_decode
+from ..checks import check_latent_kernel, check_window_decode
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
 from . import window_decode_sm90
@@ -77,6 +77,7 @@ def window_decode(
     softmax_scale: float,
     sink: Any = None,
     rope_out: Rope | None = None,
+    softcap: float = 0.0,
     kind: RingKind = "swa",
     stream: Any = None,
     variant: Variant | None = None,
@@ -87,7 +88,9 @@ def window_decode(
     """
     op = "window_decode"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
-    access, num_slots = check_window_decode(q, slab, layout, layer, plan, out, lse, kind, **options)
+    capped = {**options, "softcap": softcap}
+    access, num_slots = check_window_decode(q, slab, layout, layer, plan, out, lse, kind, **capped)
+    check_latent_kernel(op, access.format, plan, softcap)
     check_head_dim(op, access.format)
     check_output_bits(op, out)
     check_current_device(op, q)

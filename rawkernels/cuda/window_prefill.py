@@ -6,7 +6,7 @@ from ...layouts.formats import RECORD_ALIGN, RecordFormat
 from ...layouts.plans import PrefillPlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil
-from ..checks import check_window_prefill
+from ..checks import check_latent_kernel, check_window_prefill
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
 from . import window_prefill_sm90
@@ -69,6 +69,7 @@ def window_prefill(
     softmax_scale: float,
     sink: Any = None,
     rope_out: Rope | None = None,
+    softcap: float = 0.0,
     stream: Any = None,
     variant: Variant | None = None,
 ) -> None:
@@ -78,7 +79,9 @@ def window_prefill(
     """
     op = "window_prefill"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
-    check_window_prefill(q, records, plan, record_format, out, lse, **options)
+    capped = {**options, "softcap": softcap}
+    check_window_prefill(q, records, plan, record_format, out, lse, **capped)
+    check_latent_kernel(op, record_format, plan, softcap)
     check_head_dim(op, record_format)
     check_output_bits(op, out)
     check_current_device(op, q)

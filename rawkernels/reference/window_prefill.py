@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 
 from ...layouts.formats import RecordFormat
-from ...layouts.plans import PrefillPlan
+from ...layouts.plans import PrefillPlan, prefill_ranges
 from ...layouts.rope import Rope
-from ..arrays import bf16_bits
 from ..checks import check_window_prefill
 from ..value_checks import check_pivot_values
-from .attention import attend_token, decode_records, rotate_back, write_output
-from .bf16 import bf16_to_float32
+from .attention import attend_token, decode_records, rotate_back, wide, write_output
 
 
 def window_prefill(
@@ -25,14 +23,15 @@ def window_prefill(
     softmax_scale: float,
     sink: Any = None,
     rope_out: Rope | None = None,
+    softcap: float = 0.0,
     round_weights: bool = False,
     stream: Any = None,
 ) -> None:
-    """q bf16 [T, H, D], records uint8 [num_seqs * W + T, record_bytes] -> out bf16 or float64
-    [T, H, D], lse float32 [T, H].
+    """q bf16 or float16 [T, H, D], records uint8 [num_seqs * (W + S) + T, record_bytes] -> out like
+    q or float64 [T, H, D], lse float32 [T, H].
 
-    The keys of token t are the two row ranges of `plan.pivots[t]`, in order. `round_weights`: see
-    `attend_token`.
+    The keys of token t are the two row ranges of `plan.pinned_pivots[t]`, where the plan has them,
+    then those of `plan.pivots[t]`. `round_weights`: see `rounded_to` of `attend_token`.
     """
     check_window_prefill(
         q,
@@ -44,17 +43,20 @@ def window_prefill(
         softmax_scale=softmax_scale,
         sink=sink,
         rope_out=rope_out,
+        softcap=softcap,
     )
     check_pivot_values("window_prefill", plan, records.shape[0])
-    queries = bf16_to_float32(bf16_bits(q, "q")).astype(np.float64)
+    queries = wide(q)
     exact = np.zeros(q.shape, np.float64)
-    for t, (start1, length1, start2, length2) in enumerate(plan.pivots.tolist()):
-        visible = np.r_[start1 : start1 + length1, start2 : start2 + length2].astype(np.int64)
+    for t, ranges in enumerate(prefill_ranges(plan).tolist()):
+        runs = zip(ranges[::2], ranges[1::2], strict=True)
+        visible = np.concatenate([np.arange(start, start + length) for start, length in runs])
         exact[t], lse[t] = attend_token(
             queries[t],
-            decode_records(records[visible], record_format),
+            *decode_records(records[visible], record_format),
             softmax_scale=softmax_scale,
             sink=sink,
-            round_weights=round_weights,
+            softcap=softcap,
+            rounded_to=q.dtype if round_weights else None,
         )
     write_output(rotate_back(exact, plan.positions, rope_out), out)
