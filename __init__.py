@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .layouts.config import load_config as load_config
     from .layouts.formats import RecordFormat as RecordFormat
     from .layouts.formats import make_record_format as make_record_format
+    from .layouts.paged import PagedLayout as PagedLayout
+    from .layouts.paged import build_paged_layout as build_paged_layout
     from .layouts.rings import required_ring_len as required_ring_len
     from .layouts.rope import Rope as Rope
     from .layouts.rope import Yarn as Yarn
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from .rawkernels.dequantize_mxfp8 import dequantize_mxfp8 as dequantize_mxfp8
     from .rawkernels.encode_records import encode_records as encode_records
     from .rawkernels.load_history import load_history as load_history
+    from .rawkernels.paged_decode import paged_decode as paged_decode
+    from .rawkernels.paged_load import paged_load as paged_load
+    from .rawkernels.paged_store import paged_store as paged_store
     from .rawkernels.quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
     from .rawkernels.ring_store import ring_store as ring_store
     from .rawkernels.seeded_activations import seeded_activations as seeded_activations
@@ -41,12 +46,14 @@ if TYPE_CHECKING:
 # Module that holds each public name. `errors` is a module itself.
 _HOMES = {
     "Engine": ".engine.engine",
+    "PagedLayout": ".layouts.paged",
     "RecordFormat": ".layouts.formats",
     "Request": ".schedules.batch",
     "Rope": ".layouts.rope",
     "SlotLayout": ".layouts.slots",
     "Yarn": ".layouts.rope",
     "apply_rope": ".rawkernels.apply_rope",
+    "build_paged_layout": ".layouts.paged",
     "count_tiles": ".layouts.tiles",
     "dequantize_mxfp8": ".rawkernels.dequantize_mxfp8",
     "empty_slab": ".engine.slab",
@@ -56,6 +63,9 @@ _HOMES = {
     "load_history": ".rawkernels.load_history",
     "make_record_format": ".layouts.formats",
     "open_store": ".engine.store",
+    "paged_decode": ".rawkernels.paged_decode",
+    "paged_load": ".rawkernels.paged_load",
+    "paged_store": ".rawkernels.paged_store",
     "plan_decode": ".schedules.plan_decode",
     "plan_prefill": ".schedules.plan_prefill",
     "quantize_mxfp8": ".rawkernels.quantize_mxfp8",

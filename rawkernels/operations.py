@@ -26,6 +26,8 @@ class Operations:
     store_records: Callable[..., None]
     ring_store: Callable[..., None]
     load_history: Callable[..., None]
+    paged_store: Callable[..., None]
+    paged_load: Callable[..., None]
     window_prefill: Callable[..., None]
     window_decode: Callable[..., None]
     seeded_activations: Callable[..., None]

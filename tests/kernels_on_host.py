@@ -63,6 +63,8 @@ LAUNCHERS = (
     "store_records",
     "ring_store",
     "load_history",
+    "paged_store",
+    "paged_load",
     "seeded_activations",
     "stack_activations",
     "digest_outputs",

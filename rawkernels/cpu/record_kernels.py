@@ -216,3 +216,30 @@ def decode_keys(
     is both for latent records."""
     keys = decode_rows(source, addresses, fmt)
     return keys, keys if fmt.latent else decode_rows(source, addresses, fmt, 1)
+
+
+@kernel
+def _unpack_rows(source, values_at, scales_at, code, table, out):
+    """source flat uint8; out uint16 [n, D], bits of bf16 or fp16."""
+    rows, dim = out.shape
+    for row in prange(rows):
+        at = values_at[row]
+        for i in range(dim):
+            if at < 0:
+                out[row, i] = np.uint16(0)
+            elif code == CODE_MXFP8:
+                scale = power_of_two(np.int64(source[scales_at[row] + i // MX_BLOCK]))
+                out[row, i] = bf16_round(np.float32(table[source[at + i]] * scale))
+            else:
+                low, high = np.uint16(source[at + 2 * i]), np.uint16(source[at + 2 * i + 1])
+                out[row, i] = np.uint16(low | np.uint16(high << np.uint16(8)))
+
+
+def unpack_rows(source: Any, addresses: Addresses, fmt: RecordFormat, k: Any, v: Any) -> None:
+    """Fill the first rows of k and v, bf16 or float16 [>= n, heads, D], from the records at the
+    given addresses of `source`, flat uint8; zeros where there is none."""
+    code, rows = TYPE_CODES[fmt.type], addresses.values.shape[0]
+    for i, target in enumerate((k, v)):
+        vectors = value_bits(target, "k")[:rows].reshape(-1, fmt.head_dim)
+        places = head_addresses(addresses, i, fmt)
+        launch(_unpack_rows, vectors.size, source, *places, code, e4m3_values(), vectors)

@@ -51,7 +51,14 @@ def _build(
     return encode_macros(record_format, rope and Rope(10_000.0, *rope), store_bytes)
 
 
-ENCODE_BUILDS = (
+GQA_BUILDS = (
+    _build(128, 16, (128, "half"), kv_heads=8),  # Mistral 7B
+    _build(128, 16, (128, "half"), record_type="bf16", kv_heads=16),  # Gemma
+    _build(64, 16, (64, "half"), kv_heads=8),  # gpt-oss
+    _build(256, 16, (256, "adjacent"), record_type="fp16", kv_heads=16),  # a part in many turns
+    _build(80, 16, (20, "half"), record_type="fp16", kv_heads=3),
+)
+LATENT_BUILDS = (
     _build(512, 16, (64, "adjacent")),  # DeepSeek V4.1
     _build(512, 16),
     _build(512, 16, (64, "half"), scale_rounding="floor"),
@@ -59,12 +66,8 @@ ENCODE_BUILDS = (
     _build(64, 2, (16, "adjacent")),  # records of 66 bytes
     _build(96, 1, (24, "half")),  # pairs that do not fit whole lanes
     _build(20, 8, (6, "adjacent"), record_type="bf16"),  # one lane an element
-    _build(128, 16, (128, "half"), kv_heads=8),  # Mistral 7B
-    _build(128, 16, (128, "half"), record_type="bf16", kv_heads=16),  # Gemma
-    _build(64, 16, (64, "half"), kv_heads=8),  # gpt-oss
-    _build(256, 16, (256, "adjacent"), record_type="fp16", kv_heads=16),  # a part in many turns
-    _build(80, 16, (20, "half"), record_type="fp16", kv_heads=3),
 )
+ENCODE_BUILDS = (*LATENT_BUILDS, *GQA_BUILDS)
 
 PARAMS = ParamsStruct(
     "EncodeParams",

@@ -27,6 +27,8 @@ OPERATIONS = (
     "encode_records",
     "store_records",
     "load_history",
+    "paged_store",
+    "paged_load",
     "quantize_mxfp8",
     "dequantize_mxfp8",
     "apply_rope",
