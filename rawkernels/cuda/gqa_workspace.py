@@ -1,0 +1,50 @@
+"""Device memory of decode kernels that share a sequence among several thread blocks."""
+
+from functools import cache
+from typing import Any
+
+from ...layouts.formats import RecordFormat
+from ..device.probe import current_device
+from ..device.streams import refuse_in_capture, stream_pointer
+from .gqa_shapes import MAX_SPLIT_BYTES, Cut, state_floats
+
+MAX_UNITS = 1 << 16  # counters; a batch of more units is not split
+
+
+def multiprocessors() -> int:
+    return _multiprocessors(current_device())
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    from cupy.cuda import Device
+
+    return int(Device(device).attributes["MultiProcessorCount"])
+
+
+def split_bytes(fmt: RecordFormat, cut: Cut, units: int, num_parts: int) -> int:
+    """Bytes of partial states of `units` blocks, every part of every one."""
+    return units * cut.heads * num_parts * state_floats(fmt, cut) * 4
+
+
+def split_workspace(
+    fmt: RecordFormat, cut: Cut, units: int, num_parts: int, stream: Any
+) -> tuple[Any, Any]:
+    """Partial states and counters for a launch on `stream`; (None, None) with one split.
+
+    MAX_SPLIT_BYTES and MAX_UNITS counters, taken at a stream's first split launch and kept: kernels
+    of one stream follow one another, so they can share them.
+    """
+    if cut.splits == 1:
+        return None, None
+    assert split_bytes(fmt, cut, units, num_parts) <= MAX_SPLIT_BYTES, "choose_cut bounds them"
+    assert units <= MAX_UNITS, "choose_cut bounds them"
+    return _workspace(current_device(), stream_pointer(stream))
+
+
+@cache
+def _workspace(device: int, stream: int) -> tuple[Any, Any]:
+    refuse_in_capture("taking memory for partial sums")
+    import cupy
+
+    return cupy.empty(MAX_SPLIT_BYTES // 4, "float32"), cupy.zeros(MAX_UNITS, "uint32")

@@ -1,0 +1,209 @@
+"""Launcher of window_decode_gqa.cu: decode attention over rings of grouped-query records."""
+
+from typing import Any
+
+from ...layouts.formats import RecordFormat, make_record_format
+from ...layouts.plans import DecodePlan
+from ...layouts.sizes import div_ceil, div_exact
+from ..device.dependent_launch import launch_dependent
+from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
+from ..device.module import device_pointer, get_kernel
+from ..ring_access import RingAccess
+from .attention_shapes import current_arch
+from .gqa_shapes import (
+    PART_KEYS,
+    Cut,
+    check_shape,
+    choose_cut,
+    gqa_macros,
+    run_align,
+    score_numbers,
+    shared_bytes,
+)
+from .gqa_workspace import multiprocessors, split_workspace
+
+PARAMS = ParamsStruct(
+    "WindowDecodeGqaParams",
+    (
+        ("q", "const uint16_t*"),
+        ("slab", "const uint8_t*"),
+        ("offset_len", "const int32_t*"),
+        ("cu_seqlens_q", "const int32_t*"),
+        ("sink", "const float*"),
+        ("out", "uint16_t*"),
+        ("lse", "float*"),
+        ("partials", "float*"),
+        ("counters", "uint32_t*"),
+        ("slot_bytes", "int64_t"),
+        ("ring_offset", "int64_t"),
+        ("num_rows", "int64_t"),
+        ("ring_len", "int32_t"),
+        ("num_q_heads", "int32_t"),
+        ("group", "int32_t"),
+        ("head_groups", "int32_t"),
+        ("row_groups", "int32_t"),
+        ("splits", "int32_t"),
+        ("split_parts", "int32_t"),
+        ("num_parts", "int32_t"),
+        ("score_factor", "float"),
+        ("cap", "float"),
+    ),
+    docs=(
+        ("q", "[num_tokens, num_q_heads, HEAD_DIM]"),
+        ("slab", "[num_state_slots * slot_bytes]"),
+        ("offset_len", "[num_tokens, 2]"),
+        ("cu_seqlens_q", "[num_seqs + 1]"),
+        ("sink", "[num_q_heads], may be null"),
+        ("out", "[num_tokens, num_q_heads, HEAD_DIM]"),
+        ("lse", "[num_tokens, num_q_heads]"),
+        ("partials", "[blocks / splits, HEADS, num_parts, STATE_WORDS, 32]; null with one split"),
+        ("counters", "[blocks / splits], 0 before and after; null with one split"),
+        ("ring_offset", "of the ring's first record, from the slot's start"),
+        ("num_rows", "num_state_slots * ring_len"),
+        ("group", "query heads of a KV head"),
+        ("head_groups", "NUM_KV_HEADS / HEADS"),
+        ("row_groups", "of 8 * ROW_TILES rows, for the longest sequence"),
+        ("splits", "blocks that share the parts of a sequence"),
+        ("split_parts", "parts of each"),
+        ("num_parts", "div_ceil(ring_len, PART_KEYS)"),
+        ("score_factor", "softmax_scale * log2(e); with a softcap 2 / softcap of it"),
+        ("cap", "softcap * log2(e)"),
+    ),
+)
+
+
+def compiled_shapes() -> tuple[MacroItems, ...]:
+    """The builds that `ringslab compile` makes: the packaged models' layers and every branch."""
+
+    def build(
+        record_type: Any,
+        dim: int,
+        kv_heads: int,
+        heads: int,
+        ring_len: int,
+        *,
+        stages: int = 3,
+        row_tiles: int = 1,
+        bulk: bool = True,
+        softcap: bool = False,
+    ) -> MacroItems:
+        fmt = make_record_format(record_type, dim, latent=False, num_kv_heads=kv_heads)
+        cut = Cut(heads, row_tiles, stages, bulk, min_blocks=2 if row_tiles * dim <= 128 else 1)
+        return gqa_macros(fmt, cut, div_ceil(ring_len, PART_KEYS), softcap)
+
+    return (
+        build("bf16", 64, 8, 8, 129),  # gpt_oss_120b
+        build("mxfp8", 64, 8, 8, 129, stages=5),
+        build("bf16", 64, 8, 4, 134, row_tiles=4, stages=5, bulk=False),
+        build("bf16", 128, 8, 4, 4097),  # mistral_7b
+        build("mxfp8", 128, 8, 8, 4097, stages=2),
+        build("mxfp8", 128, 8, 4, 4100, row_tiles=2, bulk=False),
+        build("bf16", 128, 16, 4, 4097, softcap=True),  # gemma2_27b
+        build("fp16", 96, 4, 4, 134),
+        build("mxfp8", 96, 4, 2, 1024, bulk=False),  # runs at odd multiples of 4
+        build("bf16", 256, 2, 2, 1024),
+        build("mxfp8", 256, 1, 1, 134),
+    )
+
+
+WINDOW_DECODE_GQA = KernelSource("window_decode_gqa", PARAMS, compiled_shapes())
+KERNELS = (WINDOW_DECODE_GQA,)
+
+
+def launch(
+    q: Any,
+    slab: Any,
+    plan: DecodePlan,
+    out: Any,
+    lse: Any,
+    access: RingAccess,
+    num_state_slots: int,
+    *,
+    softmax_scale: float,
+    sink: Any = None,
+    softcap: float = 0.0,
+    stream: Any = None,
+    cut: Cut | None = None,
+    overlap: bool = True,
+) -> None:
+    """window_decode on checked arguments of a grouped-query format; the arrays lie on the current
+    device and start at multiples of 16.
+
+    `cut` overrides `choose_cut`, for tests and benchmarks. `overlap`: the launch may begin while
+    the kernel ahead of it ends (see dependent_launch.py); the plan must be older than that kernel.
+    """
+    fmt = access.format
+    num_tokens, num_q_heads = q.shape[:2]
+    group = check_shape("window_decode", fmt, num_q_heads)
+    if num_tokens == 0:
+        return
+    hopper = current_arch(q.device.id) == "sm_90a"
+    num_parts = div_ceil(access.ring_len, PART_KEYS)
+    if cut is None:
+        sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, num_parts)
+        cut = choose_cut(*sizes, multiprocessors(), bulk=hopper)
+    macros = gqa_macros(fmt, cut, num_parts, softcap != 0.0)
+    units, params = pack_params(
+        q, slab, plan, out, lse, access, num_state_slots, softmax_scale, sink, softcap, cut, stream
+    )
+    kernel = get_kernel(WINDOW_DECODE_GQA, macros, shared_bytes(fmt, cut))
+    grid, block = units * cut.splits, 32 * (cut.heads + 1)
+    if overlap and hopper:
+        launch_dependent(kernel, grid, block, params, stream)
+    else:
+        kernel.launch((grid,), (block,), params, stream)
+
+
+def pack_params(
+    q: Any,
+    slab: Any,
+    plan: DecodePlan,
+    out: Any,
+    lse: Any,
+    access: RingAccess,
+    num_state_slots: int,
+    softmax_scale: float,
+    sink: Any,
+    softcap: float,
+    cut: Cut,
+    stream: Any,
+) -> tuple[int, Any]:
+    """Blocks of a split, and the kernel's parameters."""
+    fmt = access.format
+    num_q_heads = q.shape[1]
+    group = div_exact(num_q_heads, fmt.num_kv_heads)
+    num_parts = div_ceil(access.ring_len, PART_KEYS)
+    head_groups = div_exact(fmt.num_kv_heads, cut.heads)
+    row_groups = div_ceil(group * max(plan.max_seqlen_q, 1), 8 * cut.row_tiles)
+    units = plan.num_seqs * row_groups * head_groups
+    partials, counters = split_workspace(fmt, cut, units, num_parts, stream)
+    factor, cap = score_numbers(softmax_scale, softcap)
+    return units, PARAMS.pack(
+        q=device_pointer(q),
+        slab=device_pointer(slab),
+        offset_len=device_pointer(plan.offset_len),
+        cu_seqlens_q=device_pointer(plan.cu_seqlens_q),
+        sink=device_pointer(sink),
+        out=device_pointer(out),
+        lse=device_pointer(lse),
+        partials=device_pointer(partials),
+        counters=device_pointer(counters),
+        slot_bytes=access.slot_bytes,
+        ring_offset=access.value_offset,
+        num_rows=num_state_slots * access.ring_len,
+        ring_len=access.ring_len,
+        num_q_heads=num_q_heads,
+        group=group,
+        head_groups=head_groups,
+        row_groups=row_groups,
+        splits=cut.splits,
+        split_parts=div_ceil(num_parts, cut.splits),
+        num_parts=num_parts,
+        score_factor=factor,
+        cap=cap,
+    )
+
+
+def serves(fmt: RecordFormat) -> bool:
+    """Whether this launcher takes a layer's records."""
+    return not fmt.latent and fmt.plane_order == "interleaved" and run_align(fmt) > 0

@@ -1,0 +1,134 @@
+"""window_decode over grouped-query rings without a GPU: the CUDA source run on the CPU by
+gqa_on_host.hpp, and what is launched."""
+
+import ctypes
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gqa_cases import LAYER, GqaCase
+from helpers import Guarded
+from host_build import build_library
+
+from ringslab.layouts.sizes import div_ceil
+from ringslab.rawkernels.cuda import window_decode_gqa as launcher
+from ringslab.rawkernels.cuda.gqa_shapes import PART_KEYS, Cut, gqa_macros, state_floats
+from ringslab.rawkernels.ring_access import ring_access
+
+CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
+needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+SHIM = """
+#include "gqa_on_host.hpp"
+#include "{file}"
+static {struct} params;
+extern "C" void run(const {struct}* p, int blocks, int threads, unsigned seed) {{
+  params = *p;
+  for (int b = 0; b < blocks; b++) run_gqa_block([] {{ {name}(params); }}, b, threads, seed + b);
+}}
+"""
+
+
+@functools.cache
+def host_kernel(source, macros):
+    """The entry `run(params, blocks, threads, seed)` of a kernel built by g++."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        for path in [*CUDA_FOLDER.glob("*.cu*"), *Path(__file__).parent.glob("*_on_host.hpp")]:
+            shutil.copy(path, place)
+        for header in ("mma", "hopper", "async_copy"):
+            (place / f"{header}.cuh").write_text('#pragma once\n#include "gqa_on_host.hpp"\n')
+        (place / source.params_header).write_text(source.params.render())
+        names = {"file": source.file_name, "struct": source.params.name, "name": source.name}
+        (place / "shim.cpp").write_text(SHIM.format(**names))
+        return build_library(place, "shim.cpp", macros, "-O1", "-std=c++20", "-w").run
+
+
+def play(monkeypatch, case, cut, *, seed=0, **options):
+    """out and lse of a case, played with this cut; guarded, poisoned outputs."""
+    out = Guarded(case.q.shape, np.uint16, "cpu")
+    lse = Guarded(case.q.shape[:2], np.float32, "cpu")
+    access = ring_access("test", case.layout, LAYER)
+    num_parts = div_ceil(access.ring_len, PART_KEYS)
+    monkeypatch.setattr(launcher, "device_pointer", lambda x: 0 if x is None else x.ctypes.data)
+
+    kept = [None, None]
+
+    def workspace(fmt, cut, units, parts, stream):
+        floats = units * cut.heads * parts * state_floats(fmt, cut)
+        kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
+        return tuple(kept)
+
+    monkeypatch.setattr(launcher, "split_workspace", workspace)
+    slots = case.slab.size // case.layout.slot_bytes  # exact: whole slots
+    softcap = options.pop("softcap", 0.0)
+    units, params = launcher.pack_params(
+        case.q, case.slab, case.plan, out.array, lse.array, access, slots,
+        options["softmax_scale"], options.get("sink", case.sink), softcap, cut, None,
+    )  # fmt: skip
+    run = host_kernel(launcher.WINDOW_DECODE_GQA, gqa_macros(case.fmt, cut, num_parts, softcap != 0))
+    run(ctypes.c_void_p(params.ctypes.data), units * cut.splits, 32 * (cut.heads + 1), seed)
+    assert not kept[1].any()  # counters are 0 again
+    return out.host(), lse.host()
+
+
+CASES = [  # record type, head_dim, KV heads, query heads, cut: every branch of the source
+    ("bf16", 64, 8, 64, Cut(8, 1, 3, True)),
+    ("bf16", 64, 4, 16, Cut(2, 2, 2, True)),
+    ("mxfp8", 64, 8, 64, Cut(8, 1, 2, True)),
+    ("mxfp8", 128, 4, 16, Cut(2, 1, 3, True)),
+    ("mxfp8", 96, 2, 6, Cut(1, 2, 2, True)),
+    ("mxfp8", 32, 3, 3, Cut(3, 1, 2, False)),
+    ("fp16", 96, 2, 10, Cut(2, 1, 2, False)),
+    ("bf16", 256, 1, 2, Cut(1, 1, 2, False)),
+    ("mxfp8", 256, 1, 12, Cut(1, 1, 2, False)),
+]
+
+
+@needs_gxx
+@pytest.mark.parametrize(("record_type", "head_dim", "kv_heads", "heads", "cut"), CASES)
+def test_play(monkeypatch, record_type, head_dim, kv_heads, heads, cut):
+    """Sequences of 1, 15, 16, 17 and 100 tokens so far and steps of 1 to 3 tokens against a window
+    of 40 in a ring of 43, wraps, padding tokens: within the bound, nothing else written; the same
+    bits in another order of warps and copies, and for a sequence alone."""
+    seqs = [(0, 1), (14, 2), (16, 1), (39, 3), (100, 2)]
+    case = GqaCase(
+        seqs, record_type=record_type, head_dim=head_dim, kv_heads=kv_heads, heads=heads,
+        window=40, padding=2,
+    )  # fmt: skip
+    options = {"softmax_scale": head_dim**-0.5}
+    out, lse = play(monkeypatch, case, cut, **options)
+    case.check(out, lse, **options)
+    again = play(monkeypatch, case, cut, seed=99, **options)
+    assert np.array_equal(again[0], out)
+    alone, alone_lse = play(monkeypatch, case.only(4), cut, **options)
+    assert np.array_equal(alone[:2], out[7:9])
+    assert np.array_equal(alone_lse[:2], lse[7:9])
+
+
+@needs_gxx
+def test_play_parts(monkeypatch):
+    """A ring of 600, three parts: one block, three blocks and two give the same bits, whatever heads
+    a block has; sequences of 1, 300 and 2,000 tokens so far."""
+    seqs = [(0, 1), (299, 1), (1999, 2)]
+    case = GqaCase(seqs, record_type="mxfp8", head_dim=64, kv_heads=2, heads=4, window=590,
+                   ring_len=600)  # fmt: skip
+    options = {"softmax_scale": 0.125}
+    first = play(monkeypatch, case, Cut(2, 1, 2, True), **options)
+    case.check(*first, **options)
+    for cut in (Cut(2, 1, 2, True, splits=3), Cut(1, 1, 3, False, splits=2)):
+        other = play(monkeypatch, case, cut, **options)
+        assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@needs_gxx
+@pytest.mark.parametrize("window", [1, 2, 16, 17])
+def test_play_windows(monkeypatch, window):
+    """Short windows, softcap, no sinks."""
+    case = GqaCase([(0, 1), (window, 2), (500, 8)], head_dim=64, kv_heads=1, heads=3,
+                   window=window, ring_len=window + 30, sink=False)  # fmt: skip
+    options = {"softmax_scale": 0.5, "softcap": 3.0}
+    out, lse = play(monkeypatch, case, Cut(1, 1, 2, True), **options)
+    case.check(out, lse, **options)
