@@ -14,9 +14,10 @@ from ..schedules.batch import Batch
 class ActivationSource:
     """kind: "seeded", "stacked" or "file".
 
-    fill(layer, batch, q, kv, previous)          fills uint16 q [T, H, D] and kv [T, D] on the
-                                                 engine's device; `previous` is the output of the
-                                                 layer before (used by "stacked" above layer 0)
+    fill(layer, batch, q, kv, previous)          fills uint16 q [T, H, D] and kv, [T, D] or the
+                                                 pair (k, v), on the engine's device; `previous` is
+                                                 the output of the layer before (used by "stacked"
+                                                 above layer 0)
     rows(layer, request_id, token_ids, positions, previous) -> (q, kv)
                                                  the same numbers on the host, by the reference
     prepare(batch)                               what `fill` needs of a batch's host side; called

@@ -17,6 +17,7 @@ from .recorded import open_recorded
 from .recorded_source import file_source
 
 SINK_LAYER = 1 << 20  # first hash layer of sink logits, above every layer's activations
+VALUE_LAYER = 1 << 21  # first hash layer of values, where K and V are apart
 
 
 def open_source(cfg: Config, ops: Operations, memory: Memory, max_tokens: int) -> ActivationSource:
@@ -43,6 +44,9 @@ def open_source(cfg: Config, ops: Operations, memory: Memory, max_tokens: int) -
     def rows(layer, request_id, token_ids, positions, previous):
         q = np.empty((len(token_ids), cfg.num_q_heads, cfg.head_dim), np.uint16)
         kv = np.empty((len(token_ids), cfg.head_dim), np.uint16)
+        if not cfg.latent:
+            shape = (len(token_ids), cfg.num_kv_heads, cfg.head_dim)
+            kv = (np.empty(shape, np.uint16), np.empty(shape, np.uint16))
         fill(reference, seed, layer, token_ids, positions, q, kv, previous)
         return q, kv
 
@@ -68,10 +72,14 @@ def seeded_sinks(cfg: Config) -> list[np.ndarray | None]:
 
 
 def _seeded_fill(ops, seed, layer, token_ids, positions, q, kv, previous) -> None:
-    """Keys from seed 2s, queries from 2s + 1, so that the two never share a row."""
+    """Keys from seed 2s, queries from 2s + 1, so that the two never share a row; values, where they
+    are apart, from seed 2s and the hash layer VALUE_LAYER + layer."""
     key_seed = 2 * seed % 2**64
     flat = q.reshape(q.shape[0], q.shape[1] * q.shape[2])
-    ops.seeded_activations(key_seed, layer, token_ids, positions, kv)
+    parts = kv if isinstance(kv, tuple) else (kv,)
+    for part, hash_layer in zip(parts, (layer, VALUE_LAYER + layer), strict=False):
+        rows = part if part.ndim == 2 else part.reshape(len(part), part.shape[1] * part.shape[2])
+        ops.seeded_activations(key_seed, hash_layer, token_ids, positions, rows)
     ops.seeded_activations((key_seed + 1) % 2**64, layer, token_ids, positions, flat)
 
 

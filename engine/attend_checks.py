@@ -13,22 +13,42 @@ OUT_DTYPES, LSE_DTYPES = (BF16, UINT16), (FLOAT32,)
 
 
 def activation_bits(cfg: Config, num_tokens: int, q: Any, kv: Any) -> tuple[Any, Any]:
-    """q [T, num_q_heads, head_dim] and kv [T, head_dim] as bf16 bits, where they are.
+    """q [T, num_q_heads, head_dim] and kv as bf16 bits, where they are: [T, head_dim] for latent
+    layers, else (k, v) of [T, num_kv_heads, head_dim] each.
 
-    Raises ArgumentError for a pair of K and V, another shape or dtype, strides, or two places.
+    Raises ArgumentError for a pair where one is due or the reverse, another shape or dtype,
+    strides, or two places.
     """
-    if isinstance(kv, (tuple, list)):
+    is_pair = isinstance(kv, (tuple, list))
+    if is_pair and cfg.latent:
         raise ArgumentError(
             "attend: kv is a pair, but the layers of this configuration are latent: one "
             "vector [T, head_dim] is key and value"
         )
+    if not cfg.latent and not (is_pair and len(kv) == 2):
+        raise ArgumentError(
+            "attend: kv must be the pair (k, v), [T, num_kv_heads, head_dim] each: the layers of "
+            "this configuration keep keys and values apart"
+        )
     q = bf16_bits(as_array(q, "q"), "q")
-    kv = bf16_bits(as_array(kv, "kv"), "kv")
     check_shape("q", q, (num_tokens, cfg.num_q_heads, cfg.head_dim))
-    check_shape("kv", kv, (num_tokens, cfg.head_dim))
-    if is_cuda(q) != is_cuda(kv):
-        raise ArgumentError("attend: one of q and kv is a host array, the other is on a GPU")
+    if cfg.latent:
+        kv = bf16_bits(as_array(kv, "kv"), "kv")
+        check_shape("kv", kv, (num_tokens, cfg.head_dim))
+    else:
+        kv = tuple(bf16_bits(as_array(x, n), n) for x, n in zip(kv, ("k", "v"), strict=True))
+    for name, array in named_parts(q, kv)[1:]:
+        if not cfg.latent:
+            check_shape(name, array, (num_tokens, cfg.num_kv_heads, cfg.head_dim))
+        if is_cuda(q) != is_cuda(array):
+            raise ArgumentError(f"attend: one of q and {name} is a host array, the other on a GPU")
     return q, kv
+
+
+def named_parts(q: Any, kv: Any) -> list[tuple[str, Any]]:
+    """The arrays of an attention's input with the names that messages give them."""
+    pair = isinstance(kv, tuple)
+    return [("q", q), ("k", kv[0]), ("v", kv[1])] if pair else [("q", q), ("kv", kv)]
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
@@ -61,10 +81,13 @@ def refuse_unsupported(cfg: Config) -> None:
     """Raises ConfigError for a layer that the engine cannot run."""
     for layer in cfg.layers:
         fmt = layer.record_format
-        if layer.softcap is not None:
-            raise ConfigError(f"{cfg.path}: layer {layer.id}: rings do not support softcap yet")
-        if not fmt.latent or fmt.type not in ("mxfp8", "bf16"):
+        if fmt.type not in ("mxfp8", "bf16"):
             raise ConfigError(
-                f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is not supported by the "
-                "engine yet; use a latent mxfp8 or bf16 format"
+                f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is of type {fmt.type}; "
+                "the engine works on bf16 vectors and takes mxfp8 and bf16"
             )
+    if not cfg.latent and cfg.run.activations != "seeded":
+        raise ConfigError(
+            f"{cfg.path}: run.activations is {cfg.run.activations}, which makes latent vectors "
+            "only; models that keep K and V apart run with seeded"
+        )

@@ -10,7 +10,7 @@ BACKEND_CHOICES = ("auto", "cuda", "cpu", "reference")
 
 
 def choose_backend(wish: str, device: int = 0) -> str:
-    """"cuda", "cpu" or "reference". "auto" is "cuda" where GPU `device` can run our kernels and
+    """ "cuda", "cpu" or "reference". "auto" is "cuda" where GPU `device` can run our kernels and
     CuPy is installed, else "cpu".
 
     Raises ArgumentError for another name, BackendError where "cuda" is asked for and cannot run.

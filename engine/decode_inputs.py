@@ -91,6 +91,7 @@ class DecodeInputs:
     ints: Any  # int32, device
     digests: Any  # uint64, device
     pinned: PinnedPair
+    paged: Any = None  # the engine's PagedPool, if it has one
     fitting: dict[tuple[int, int], StepSize] = field(default_factory=dict)
     steps: dict[StepSize, StepArrays] = field(default_factory=dict)
     plan_graphs: dict[StepSize, Callable[[], None]] = field(default_factory=dict)
@@ -161,6 +162,8 @@ class DecodeInputs:
         block = packed[: 4 * tokens].reshape(4, tokens)
         cu_seqlens_q = packed[4 * tokens :]
         on_device = BatchArrays(block[0], block[1], block[2], cu_seqlens_q)
+        if self.paged is not None:
+            on_device = self.paged.name_states(on_device)
         largest = max(self.sizes, key=lambda one: one.num_tokens)
         start, plans = _packed_ints(largest), {}
         for key in self.keys:
@@ -188,7 +191,12 @@ class DecodeInputs:
 
 
 def take_decode_inputs(
-    keys: tuple[PlanKey, ...], max_seqs: int, cfg: Config, memory: Memory, backend: str
+    keys: tuple[PlanKey, ...],
+    max_seqs: int,
+    cfg: Config,
+    memory: Memory,
+    backend: str,
+    paged: Any = None,
 ) -> DecodeInputs:
     """The fixed buffers of an engine, `decode_input_bytes` of its device's memory. `keys`: the
     plans of its decode batches. On a host backend the reference builds the plans."""
@@ -203,6 +211,7 @@ def take_decode_inputs(
         ints=memory.empty((_packed_ints(largest) + plans,), np.int32),
         digests=memory.empty((largest.num_tokens,), np.uint64),
         pinned=PinnedPair(memory, _packed_ints(largest)),
+        paged=paged,
     )
 
 

@@ -21,7 +21,7 @@ from ..rawkernels.checks import check_flag
 from ..rawkernels.memory import load_memory, refuse_too_large
 from ..rawkernels.operations import load_operations
 from ..schedules.batch import Batch, HostBatch, Request, with_plans
-from ..schedules.scheduler import Scheduler, SchedulerLimits
+from ..schedules.scheduler import Scheduler
 from .activations import seeded_sinks
 from .attend_checks import (
     LSE_DTYPES,
@@ -29,13 +29,15 @@ from .attend_checks import (
     activation_bits,
     check_backend,
     check_result,
+    named_parts,
     refuse_unsupported,
 )
 from .backends import check_device_number, choose_backend
-from .batches import build_batch
+from .batches import build_batch, scheduler_limits
 from .decode_inputs import DecodeInputs, StepArrays, take_decode_inputs
 from .finite import check_finite_bits
 from .nvtx_ranges import load_ranges
+from .paged_pool import take_paged
 from .slab import take_slab
 from .state_reset import reset_states, take_reset
 from .step import StepTools, attend_layer
@@ -78,6 +80,8 @@ class Engine:
         self.memory = load_memory(self.backend, device, stream)
         with self.memory.scope():
             slab = take_slab(cfg.slot_layout, self.sizes.slab_bytes, self.memory)
+            slots = self.sizes.num_state_slots
+            paged = take_paged(cfg, self.sizes.paged, slots, self.memory)
             workspace = take_workspace(cfg, self.sizes, self.memory)
             self._reset = take_reset(cfg.slot_layout, self.memory)
             self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]
@@ -89,19 +93,9 @@ class Engine:
             sinks=self._sinks,
             watch=Watch(load_ranges(), self.memory),
             stream=None,  # the current one: `memory.scope` makes the engine's own current
+            paged=paged,
         )
-        self.scheduler = Scheduler(
-            SchedulerLimits(
-                num_state_slots=self.sizes.num_state_slots,
-                token_budget=cfg.engine.token_budget,
-                max_prefill_seqs=cfg.engine.max_prefill_seqs,
-                max_decode_seqs=cfg.engine.max_decode_seqs,
-                tokens_per_step=cfg.tokens_per_step,
-                max_seq_len=cfg.max_seq_len,
-                chunked_prefill=cfg.engine.chunked_prefill,
-                vocab_size=cfg.vocab_size,
-            )
-        )
+        self.scheduler = Scheduler(scheduler_limits(cfg, slots))
         self._run_buffers = None
         self._decode_inputs: DecodeInputs | None = None
         # `run` sets it: decode batches then come in the fixed buffers, padded, and their plans are
@@ -245,7 +239,7 @@ class Engine:
 
         layer  0 .. num_layers - 1, then the draft layers; each once a batch
         q      bf16 [T, num_q_heads, head_dim], rotated already
-        kv     bf16 [T, head_dim], not rotated
+        kv     bf16 [T, head_dim], or (k, v) of [T, num_kv_heads, head_dim] each, not rotated
         out    bf16 like q, lse float32 [T, num_q_heads] natural and without the sink; allocated
                where left out
 
@@ -319,13 +313,21 @@ class Engine:
             what = "fixed inputs of decode steps"
             refuse_too_large(what, sizes.decode_bytes, memory.free_bytes()[0], memory.place)
             self._decode_inputs = take_decode_inputs(
-                plan_keys(self.cfg, "decode"), sizes.max_decode_seqs, self.cfg, memory, self.backend
+                plan_keys(self.cfg, "decode"),
+                sizes.max_decode_seqs,
+                self.cfg,
+                memory,
+                self.backend,
+                self.tools.paged,
             )
         return self._decode_inputs
 
     def _build(self, host: HostBatch) -> Batch:
+        paged = self.tools.paged
+        if paged is not None:
+            paged.sync(self.scheduler.blocks, host)
         if host.kind == "prefill" or not self.fixed_decodes:
-            return build_batch(self.cfg, host, self.tools.workspace.staging, self.backend)
+            return build_batch(self.cfg, host, self.tools.workspace.staging, self.backend, paged)
         self.open_step = self.decode_inputs().upload(host)
         padded = self.open_step.batch
         return with_plans(host, padded.plans, padded.on_device)
@@ -342,7 +344,8 @@ class Engine:
         """q and kv as bf16 bits on the engine's device, checked."""
         tokens = batch.num_tokens
         q, kv = activation_bits(self.cfg, tokens, q, kv)
-        for name, array in (("q", q), ("kv", kv)):
+        parts = named_parts(q, kv)
+        for name, array in parts:
             check_backend(name, array, self.backend)
             if self.check_finite:
                 check_finite_bits(
@@ -350,10 +353,10 @@ class Engine:
                 )
         if self.backend != "cuda" or is_cuda(q):
             return q, kv
-        buffers = self.run_buffers()
-        self.memory.upload(buffers.q[:tokens], q)
-        self.memory.upload(buffers.kv[:tokens], kv)
-        return buffers.q[:tokens], buffers.kv[:tokens]
+        room_q, room_kv, _ = self.run_buffers().first(tokens)
+        for (_, target), (_, source) in zip(named_parts(room_q, room_kv), parts, strict=True):
+            self.memory.upload(target, source)
+        return room_q, room_kv
 
     def _check_open(self, call: str, batch: Batch) -> None:
         self._check_alive()

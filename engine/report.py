@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..layouts.budget import kv_bytes
 from ..layouts.config import Config
 from ..layouts.sizes import align_up
 from ..layouts.slots import SlotLayout
@@ -38,19 +39,42 @@ def bytes_per_sequence(layout: SlotLayout, slab: Any, num_state_slots: int) -> d
     }
 
 
+def engine_bytes(engine: Any, longest: tuple[int, int]) -> dict[str, int]:
+    """`bytes_per_sequence` of an engine. With a paged pool it is those of the longest sequence of a
+    run, given as its tokens and the blocks that it was seen to hold, and the formula is
+    `kv_bytes(cfg, context).real_bytes`."""
+    cfg, tools = engine.cfg, engine.tools
+    found = bytes_per_sequence(cfg.slot_layout, tools.slab, engine.sizes.num_state_slots)
+    context, blocks = longest
+    if tools.paged is None or context == 0:
+        return found
+    block_bytes = int(tools.paged.pool.nbytes) // cfg.engine.num_blocks  # exact: whole blocks
+    return {
+        **found,
+        "measured": found["measured"] + blocks * block_bytes,
+        "formula": kv_bytes(cfg, context).real_bytes,
+        "context": context,
+        "num_blocks": blocks,
+        "block_bytes": block_bytes,
+    }
+
+
 def attention_kernels(cfg: Config, backend: str) -> dict[str, int]:
-    """How many layers each family of attention kernels serves: "sm_90a" and "portable" on a GPU,
-    the backend's name elsewhere."""
+    """How many layers each family of attention kernels serves: "sm_90a", "portable" and "paged"
+    (global layers) on a GPU, the backend's name elsewhere."""
     counts: dict[str, int] = {}
     for layer in cfg.layers:
-        variant = attention_variant(
-            backend,
-            cfg.slot_layout,
-            layer.id,
-            cfg.num_q_heads,
-            softmax_scale=layer.softmax_scale,
-            rope_out=layer.rope if layer.inverse_rope_out else None,
-        )
+        if layer.kind == "global":
+            variant = "paged" if backend == "cuda" else backend
+        else:
+            variant = attention_variant(
+                backend,
+                cfg.slot_layout,
+                layer.id,
+                cfg.num_q_heads,
+                softmax_scale=layer.softmax_scale,
+                rope_out=layer.rope if layer.inverse_rope_out else None,
+            )
         counts[variant] = counts.get(variant, 0) + 1
     return counts
 

@@ -25,7 +25,7 @@ from .activation_source import ActivationSource
 from .activations import open_source
 from .digests import DigestLog, combine, open_digests
 from .progress import QUIET, Progress
-from .report import bytes_per_sequence, report_head, write_report
+from .report import engine_bytes, report_head, write_report
 from .run_layers import DecodeGraphs, LayerRunner
 from .run_options import check_run_options, trace_list
 from .run_stats import RunStats, open_stats
@@ -150,6 +150,12 @@ def load_requests(cfg: Config, trace: Any) -> list[RunRequest]:
                 f"request {request.id!r}: prompt of {request.prompt_len} and max_new_tokens="
                 f"{request.max_new_tokens} make {total} tokens but max_seq_len={cfg.max_seq_len}; "
                 "cut prompts with run.trace.max_prompt_len, or raise max_seq_len"
+            )
+        if cfg.paged_layout and total > cfg.engine.num_blocks * cfg.paged_layout.block_size:
+            raise RequestError(
+                f"request {request.id!r}: {total} tokens are more than the paged pool of "
+                f"{cfg.engine.num_blocks} blocks of {cfg.paged_layout.block_size} holds; raise "
+                "engine.num_blocks"
             )
     return requests
 
@@ -317,9 +323,7 @@ def _report(state: RunState, interrupted: bool) -> dict:
         "num_state_slots": sizes.num_state_slots,
         "slab_bytes": sizes.slab_bytes,
         "memory_bytes": sizes.total_bytes,
-        "bytes_per_sequence": bytes_per_sequence(
-            cfg.slot_layout, engine.slab, sizes.num_state_slots
-        ),
+        "bytes_per_sequence": engine_bytes(engine, stats.longest),
         "throughput": stats.throughput(),
         "latency": stats.latency(),
         "batches": stats.batches(),

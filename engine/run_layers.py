@@ -59,8 +59,7 @@ class LayerRunner:
     def _attend(self, batch: Batch, log: Any) -> None:
         """Layer by layer, as an embedding caller does it."""
         engine, size = self.engine, batch.num_tokens
-        buffers = engine.run_buffers()
-        q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+        q, kv, out = engine.run_buffers().first(size)
         lse = engine.tools.workspace.lse[:size]
         for layer in range(len(engine.cfg.layers)):
             self._fill(layer, batch, q, kv, out)
@@ -88,8 +87,7 @@ class LayerRunner:
         """Queues one decode step over the fixed buffers: plans, then every layer, or the first
         `num_layers`. Nothing here looks at a batch's values on the host, allocates, or waits."""
         engine, size = self.engine, step.size.num_tokens
-        buffers = engine.run_buffers()
-        q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+        q, kv, out = engine.run_buffers().first(size)
         lse = engine.tools.workspace.lse[:size]
         engine.memory.zero(step.digests)
         with engine.tools.watch.op("plan_decode", 0, size):

@@ -70,6 +70,7 @@ class RunStats:
     last_end_s: float = UNSET
     first_step_s: float = UNSET
     num_finished: int = 0
+    longest: tuple[int, int] = (0, 0)  # tokens and blocks of the longest sequence so far
 
     def begin_step(self, batch: Batch, requests: np.ndarray) -> None:
         now = time.perf_counter()
@@ -86,8 +87,17 @@ class RunStats:
         kind.sequences += batch.num_seqs
         kind.largest_tokens = max(kind.largest_tokens, batch.num_tokens)
         kind.largest_sequences = max(kind.largest_sequences, batch.num_seqs)
+        if batch.block_tables is not None:
+            self._note_longest(batch)
         self.open_steps.append(StepEnd(self.memory.record(), batch.kind, first_tokens, finished))
         self.settle(self.lag)
+
+    def _note_longest(self, batch: Batch) -> None:
+        """Of the sequences whose known tokens end in the batch: the others hold blocks for more."""
+        row = int(np.argmax(np.where(batch.is_last_chunk, batch.seqlens_k, -1)))
+        tokens = int(batch.seqlens_k[row])
+        if batch.is_last_chunk[row] and tokens > self.longest[0]:
+            self.longest = (tokens, int(np.count_nonzero(batch.block_tables[row] >= 0)))
 
     def settle(self, lag: int = 0) -> None:
         """Waits until at most `lag` steps are open."""

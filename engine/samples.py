@@ -119,7 +119,8 @@ def open_capture(samples: list[Sample], cfg: Config, memory: Memory) -> Capture:
     heads = (cfg.num_q_heads, cfg.head_dim)
     # A draft sees the window of the token it hangs on, and the drafts after it.
     drafts = cfg.tokens_per_step - 1
-    reach = (max(layer.window for layer in cfg.layers) - 1 + drafts, drafts)
+    windows = [layer.window for layer in cfg.layers if layer.window is not None]
+    reach = (max(windows) - 1 + drafts, drafts)
     inputs = None
     if cfg.run.activations == "stacked":
         inputs = memory.empty((len(samples), sum(reach) + 1, *heads), np.uint16)

@@ -7,6 +7,8 @@ from ..layouts.config import LayerConfig
 from ..layouts.slots import SlotLayout
 from ..rawkernels.operations import Operations
 from ..schedules.batch import Batch
+from .paged_pool import PagedPool
+from .step_global import attend_global
 from .watch import Watch
 from .workspace import Workspace, plan_key
 
@@ -22,14 +24,17 @@ class StepTools:
     sinks: tuple[Any, ...]  # float32 [num_q_heads] of each layer, or None
     watch: Watch
     stream: Any
+    paged: PagedPool | None = None  # of global layers
 
 
 def attend_layer(
     tools: StepTools, layer: LayerConfig, batch: Batch, q: Any, kv: Any, out: Any, lse: Any
 ) -> None:
     """Fills out [T, num_q_heads, head_dim] and lse [T, num_q_heads] of one layer and stores the
-    batch's records in the layer's rings."""
-    if batch.kind == "decode":
+    batch's records in the layer's rings or pages. kv: [T, head_dim], or (k, v)."""
+    if layer.kind == "global":
+        attend_global(tools, layer, batch, q, kv, out, lse)
+    elif batch.kind == "decode":
         _attend_decode(tools, layer, batch, q, kv, out, lse)
     else:
         _attend_prefill(tools, layer, batch, q, kv, out, lse)
@@ -61,10 +66,7 @@ def _attend_decode(
             batch.plans[plan_key(layer, "decode")],
             out,
             lse,
-            softmax_scale=layer.softmax_scale,
-            sink=tools.sinks[layer.id],
-            rope_out=layer.rope if layer.inverse_rope_out else None,
-            stream=stream,
+            **_attention_options(tools, layer),
         )
 
 
@@ -99,10 +101,7 @@ def _attend_prefill(
             record_format,
             out,
             lse,
-            softmax_scale=layer.softmax_scale,
-            sink=tools.sinks[layer.id],
-            rope_out=layer.rope if layer.inverse_rope_out else None,
-            stream=stream,
+            **_attention_options(tools, layer),
         )
     with tools.watch.op("store_records", layer.id, size):
         ops.store_records(
@@ -114,3 +113,15 @@ def _attend_prefill(
             arrays.positions,
             stream=stream,
         )
+
+
+def _attention_options(tools: StepTools, layer: LayerConfig) -> dict[str, Any]:
+    options = {
+        "softmax_scale": layer.softmax_scale,
+        "sink": tools.sinks[layer.id],
+        "rope_out": layer.rope if layer.inverse_rope_out else None,
+        "stream": tools.stream,
+    }
+    if layer.softcap is not None:  # never in latent layers
+        options["softcap"] = layer.softcap
+    return options

@@ -151,7 +151,9 @@ def _verdict(checks: list[Check]) -> Verdict:
 
 def visible_positions(layer: LayerConfig, position: int, seen: Seen) -> tuple[int, int]:
     """First and last position that a query sees. Drafts of a draft layer see the whole step, and
-    the window of the committed token that it hangs on."""
+    the window of the committed token that it hangs on; global layers see all before them."""
+    if layer.window is None:
+        return 0, position
     step_last = seen.first_position + len(seen.token_ids) - 1
     in_block = layer.role == "draft" and seen.kind == "decode" and position > seen.first_position
     anchor = seen.first_position if in_block else position
@@ -190,9 +192,7 @@ class Judge:
             np.ascontiguousarray(q[own : own + 1]),
             *_one_query(records, sample.position, layer),
             layer.record_format,
-            softmax_scale=layer.softmax_scale,
-            sink=self.sinks[sample.layer],
-            rope_out=layer.rope if layer.inverse_rope_out else None,
+            **attention_options(layer, self.sinks[sample.layer]),
         )
 
     def from_layer_0(self, samples: list[Sample]) -> list[tuple[np.ndarray, float]]:
@@ -223,16 +223,27 @@ class Judge:
         return [found[sample] for sample in samples]
 
 
+def attention_options(layer: LayerConfig, sink: Any) -> dict[str, Any]:
+    """What the reference's attention is told of a layer."""
+    return {
+        "softmax_scale": layer.softmax_scale,
+        "softcap": layer.softcap or 0.0,
+        "sink": sink,
+        "rope_out": layer.rope if layer.inverse_rope_out else None,
+    }
+
+
 def _one_query(
     records: np.ndarray, position: int, layer: LayerConfig
 ) -> tuple[np.ndarray, PrefillPlan]:
     """A joint buffer and a plan in which one query sees all the records, by their order."""
     count = len(records)
     int32 = np.int32
-    spare = np.zeros((layer.window + 1, records.shape[1]), np.uint8)
+    window = count if layer.window is None else layer.window
+    spare = np.zeros((window + 1, records.shape[1]), np.uint8)
     plan = PrefillPlan(
-        window=layer.window,
-        ring_len=layer.ring_len,
+        window=window,
+        ring_len=layer.ring_len or count,
         num_seqs=1,
         max_seqlen_q=1,
         cu_seqlens_q=np.array([0, 1], int32),
@@ -265,10 +276,8 @@ def _whole_layer(
         fmt,
         out,
         np.empty(q.shape[:2], np.float32),
-        softmax_scale=layer.softmax_scale,
-        sink=sink,
-        rope_out=layer.rope if layer.inverse_rope_out else None,
         round_weights=rounded,
+        **attention_options(layer, sink),
     )
     return out
 

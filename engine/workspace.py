@@ -11,6 +11,7 @@ from ..layouts.sizes import align_up, div_ceil
 from ..rawkernels.memory import Memory, refuse_too_large
 from ..schedules.batch import PlanKey
 from .decode_inputs import BUFFER_ALIGN, decode_input_bytes
+from .paged_pool import PagedSizes, paged_sizes
 from .slab import slab_bytes
 
 DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
@@ -30,6 +31,7 @@ class EngineSizes:
                     on a GPU, or at the first call of `padded`
     run_bytes       q, kv and out of a batch, and token digests; taken by `run` only, or when a
                     caller hands host arrays to an engine on a GPU
+    paged           the paged pool and what works on it
     """
 
     num_state_slots: int
@@ -42,6 +44,7 @@ class EngineSizes:
     staging_bytes: int
     decode_bytes: int
     run_bytes: int
+    paged: PagedSizes
 
     @property
     def max_tokens(self) -> int:
@@ -56,14 +59,18 @@ class EngineSizes:
             + self.staging_bytes
             + self.decode_bytes
             + self.run_bytes
+            + self.paged.pool_bytes
+            + self.paged.work_bytes
         )
 
     def describe(self) -> str:
         """One line for people: what is taken, and for what."""
         rest = self.joint_bytes + self.lse_bytes + self.staging_bytes + self.decode_bytes
+        rest += self.paged.work_bytes
+        pool = f"paged pool {self.paged.pool_bytes:,} B, " if self.paged.pool_bytes else ""
         return (
             f"{self.total_bytes:,} B: slab {self.slab_bytes:,} B "
-            f"({self.num_state_slots} state slots), workspace {rest:,} B, "
+            f"({self.num_state_slots} state slots), {pool}workspace {rest:,} B, "
             f"run buffers {self.run_bytes:,} B"
         )
 
@@ -83,9 +90,11 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
     decode = decode_seqs * cfg.tokens_per_step
     prefill_seqs = min(cfg.engine.max_prefill_seqs, slots)
     tokens = max(longest, decode)
-    records = max(layer.record_format.record_bytes for layer in cfg.layers)
-    window = max(layer.window for layer in cfg.layers)
+    local = [layer for layer in cfg.layers if layer.kind == "swa"]
+    records = max(layer.record_format.record_bytes for layer in local)
+    window = max(layer.window for layer in local)
     heads, head_dim = cfg.num_q_heads, cfg.head_dim
+    vectors = 2 * heads + cfg.layers[0].record_format.num_vectors  # q, out, and kv or k and v
     bf16 = 2  # bytes
     return EngineSizes(
         num_state_slots=slots,
@@ -96,10 +105,9 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
         joint_bytes=(prefill_seqs * window + longest) * records,
         lse_bytes=tokens * heads * 4,
         staging_bytes=2 * _staging_bytes(cfg, longest, prefill_seqs, decode),
-        decode_bytes=decode_input_bytes(
-            plan_keys(cfg, "decode"), decode_seqs, cfg.tokens_per_step
-        ),
-        run_bytes=tokens * (2 * heads + 1) * head_dim * bf16 + digest_tokens(tokens) * 8,
+        decode_bytes=decode_input_bytes(plan_keys(cfg, "decode"), decode_seqs, cfg.tokens_per_step),
+        run_bytes=tokens * vectors * head_dim * bf16 + digest_tokens(tokens) * 8,
+        paged=paged_sizes(cfg, slots),
     )
 
 
@@ -111,12 +119,12 @@ def digest_tokens(max_tokens: int) -> int:
 def plan_keys(cfg: Config, kind: str) -> tuple[PlanKey, ...]:
     """The distinct plans of a batch of that kind, in the order of the layers that use them first.
     Draft layers have a plan of their own in a decode step: their drafts see the whole block."""
-    keys = [plan_key(layer, kind) for layer in cfg.layers]
+    keys = [plan_key(layer, kind) for layer in cfg.layers if layer.kind == "swa"]
     return tuple(dict.fromkeys(keys))
 
 
 def plan_key(layer: Any, kind: str) -> PlanKey:
-    """The plan that a layer uses in a batch of that kind."""
+    """The plan that a layer with a window uses in a batch of that kind."""
     is_draft = layer.role == "draft" and kind == "decode"
     return PlanKey(layer.window, layer.ring_len, "draft_step" if is_draft else "causal")
 
@@ -126,6 +134,9 @@ def _staging_bytes(cfg: Config, prefill_tokens: int, prefill_seqs: int, decode_t
     seqs = max(prefill_seqs, div_ceil(decode_tokens, cfg.tokens_per_step))
     own = [seqs + 1] + 3 * [max(prefill_tokens, decode_tokens)]
     prefill, decode = [], []
+    if cfg.paged_layout is not None:  # sequence of each token, bounds of the keys, block tables
+        width = paged_sizes(cfg, prefill_seqs).table_width
+        prefill += [prefill_tokens, prefill_seqs + 1, prefill_seqs * width]
     for _ in plan_keys(cfg, "prefill"):
         prefill += [prefill_seqs + 1] + 2 * [prefill_seqs] + 2 * [prefill_tokens]
         prefill += [9 * prefill_seqs, 1, 4 * prefill_tokens]  # segments, their count, pivots
@@ -155,9 +166,16 @@ class RunBuffers:
     """Activations of one batch on the device, bf16 bits, and digests of the last steps' tokens."""
 
     q: Any  # uint16 [max_tokens, num_q_heads, head_dim]
-    kv: Any  # uint16 [max_tokens, head_dim]
+    kv: Any  # uint16 [max_tokens, head_dim], or k and v, [max_tokens, num_kv_heads, head_dim] each
     out: Any  # uint16 [max_tokens, num_q_heads, head_dim]
     digests: Any  # uint64 [digest_tokens]
+
+    def first(self, num_tokens: int) -> tuple[Any, Any, Any]:
+        """q, kv and out of so many tokens."""
+        cut = slice(0, num_tokens)
+        pair = isinstance(self.kv, tuple)
+        kv = tuple(part[cut] for part in self.kv) if pair else self.kv[cut]
+        return self.q[cut], kv, self.out[cut]
 
 
 def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace:
@@ -180,9 +198,14 @@ def take_run_buffers(cfg: Config, sizes: EngineSizes, memory: Memory) -> RunBuff
     """The buffers of a run; raises DeviceMemoryError where they do not fit."""
     refuse_too_large("run buffers", sizes.run_bytes, memory.free_bytes()[0], memory.place)
     rows, heads, head_dim = sizes.max_tokens, cfg.num_q_heads, cfg.head_dim
+    if cfg.latent:
+        kv = memory.empty((rows, head_dim), np.uint16)
+    else:
+        shape = (rows, cfg.num_kv_heads, head_dim)
+        kv = (memory.empty(shape, np.uint16), memory.empty(shape, np.uint16))
     return RunBuffers(
         q=memory.empty((rows, heads, head_dim), np.uint16),
-        kv=memory.empty((rows, head_dim), np.uint16),
+        kv=kv,
         out=memory.empty((rows, heads, head_dim), np.uint16),
         digests=memory.empty((digest_tokens(rows),), np.uint64),
     )

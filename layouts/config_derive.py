@@ -259,10 +259,8 @@ def check_attention(
         binder.fault(
             f"{path}.record_format", group.record_format, "a format that is not latent, for pages"
         )
-    if record_format.plane_order == "planar" and (not record_format.latent):
-        binder.fault(
-            f"{path}.record_format", group.record_format, "interleaved records for K and V"
-        )
+    if record_format.plane_order == "planar" and group.kind == "global":
+        binder.fault(f"{path}.record_format", group.record_format, "interleaved records, for pages")
     if record_format.latent and group.softcap is not None:
         binder.fault(f"{path}.softcap", group.softcap, "null: latent layers compute no softcap")
     if not record_format.latent and group.inverse_rope_out:

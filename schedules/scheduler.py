@@ -67,9 +67,9 @@ class Scheduler:
         self._row_of: dict[str, int] = {}
         self._queue: deque[int] = deque()
         self._free_slots = list(range(limits.num_state_slots))  # a heap: the lowest goes first
-        self._blocks: BlockTables | None = None
+        self.blocks: BlockTables | None = None
         if limits.num_blocks is not None:
-            self._blocks = BlockTables(
+            self.blocks = BlockTables(
                 limits.num_blocks, limits.block_size, limits.num_state_slots, limits.max_seq_len
             )
         self._ended: dict[str, _Ended] = {}
@@ -91,7 +91,7 @@ class Scheduler:
     @property
     def free_blocks(self) -> int | None:
         """Blocks of the paged pool that no sequence holds; None where nothing is paged."""
-        return None if self._blocks is None else self._blocks.num_free
+        return None if self.blocks is None else self.blocks.num_free
 
     @property
     def num_waiting(self) -> int:
@@ -255,14 +255,14 @@ class Scheduler:
         chosen = pick_chunks(self._table, prefills + waiting, self.limits)
         for row, _ in chosen[len(prefills) :]:
             self._admit(row)
-        batch = prefill_batch(self._table, chosen, self._steps, self._blocks)
+        batch = prefill_batch(self._table, chosen, self._steps, self.blocks)
         self.counters.prefill_batches += 1
         self.counters.prefill_tokens += batch.num_tokens
         return batch
 
     def _decode(self, rows: np.ndarray) -> HostBatch:
         self._table.turn[rows] = self._steps
-        batch = decode_batch(self._table, rows, self.limits, self._steps, self._blocks)
+        batch = decode_batch(self._table, rows, self.limits, self._steps, self.blocks)
         self.counters.decode_batches += 1
         self.counters.decode_tokens += batch.num_tokens
         self.counters.drafts_offered += int(batch.num_drafts.sum())
@@ -272,7 +272,7 @@ class Scheduler:
         """Rows of a decode batch, with blocks for its tokens. Empty where every decoding sequence
         was preempted; then prompts run that are older."""
         rows = pick_decodes(self._table, self.limits)
-        if self._blocks is None:
+        if self.blocks is None:
             return rows
         while rows.size:
             if (ready := self._make_room(rows)).size:
@@ -282,7 +282,7 @@ class Scheduler:
 
     def _make_room(self, rows: np.ndarray) -> np.ndarray:
         """The rows, oldest first, that have blocks for their next step; others were preempted."""
-        table, blocks, ready = self._table, self._blocks, []
+        table, blocks, ready = self._table, self.blocks, []
         seqlens = table.num_tokens[rows] + drafts_of(table, rows, self.limits)
         for row, seqlen in zip(rows.tolist(), seqlens.tolist(), strict=True):
             while table.state_id[row] >= 0:
@@ -305,14 +305,14 @@ class Scheduler:
         """Waiting rows that could be admitted now, the first of them first."""
         most = min(len(self._queue), len(self._free_slots), self.limits.max_prefill_seqs)
         rows = [self._queue[i] for i in range(most)]
-        if self._blocks is None:
+        if self.blocks is None:
             return rows
         # A block for each running sequence is kept back: without, what is admitted now would soon
         # be preempted again.
         kept_back = self.limits.num_state_slots - len(self._free_slots)
-        free = self._blocks.num_free
+        free = self.blocks.num_free
         for i, row in enumerate(rows):
-            free -= self._blocks.blocks_of(int(self._table.num_tokens[row]))
+            free -= self.blocks.blocks_of(int(self._table.num_tokens[row]))
             if free < kept_back + i:
                 return rows[:i]
         return rows
@@ -326,16 +326,16 @@ class Scheduler:
         table.state_id[row] = heapq.heappop(self._free_slots)
         table.order[row] = self._admissions
         self._admissions += 1
-        if self._blocks is not None:
-            self._blocks.grow(int(table.state_id[row]), int(table.num_tokens[row]))
+        if self.blocks is not None:
+            self.blocks.grow(int(table.state_id[row]), int(table.num_tokens[row]))
 
     def _release_slot(self, row: int) -> None:
         slot = int(self._table.state_id[row])
         assert slot >= 0
         assert slot not in self._free_slots
         heapq.heappush(self._free_slots, slot)
-        if self._blocks is not None:
-            self._blocks.release(slot)
+        if self.blocks is not None:
+            self.blocks.release(slot)
         self._table.state_id[row] = -1
 
     def _end(self, row: int, state: str) -> None:

@@ -24,7 +24,7 @@ class Pages:
 
     def check(self):
         """Every block is free or in one table, and the tables hold what the model counts."""
-        tables = self.w.scheduler._blocks
+        tables = self.w.scheduler.blocks
         used = tables.tables[tables.tables >= 0].tolist()
         assert len(set(used)) == len(used)
         assert len(used) == self.limits.num_blocks - self.w.scheduler.free_blocks
