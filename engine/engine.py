@@ -81,7 +81,7 @@ class Engine:
         with self.memory.scope():
             slab = take_slab(cfg.slot_layout, self.sizes.slab_bytes, self.memory)
             slots = self.sizes.num_state_slots
-            paged = take_paged(cfg, self.sizes.paged, slots, self.memory)
+            paged = take_paged(cfg, self.sizes.paged, slots, self.memory, self.backend)
             workspace = take_workspace(cfg, self.sizes, self.memory)
             self._reset = take_reset(cfg.slot_layout, self.memory)
             self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]

@@ -5,6 +5,7 @@ by its state id, in a captured decode step too. A step uploads what its sequence
 their last one: at most a few ints each time a sequence begins a block.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,12 @@ from ..layouts.config import Config
 from ..layouts.paged import PagedLayout
 from ..layouts.sizes import align_up, div_ceil
 from ..rawkernels.memory import Memory, refuse_too_large
+from ..rawkernels.operations import Backend, operation
 from ..schedules.batch import BatchArrays, HostBatch
 from ..schedules.blocks import BlockTables
 
+# Operations of global layers.
+PAGED_OPS = ("paged_store", "paged_load", "paged_decode", "window_attention")
 WORK_ALIGN = 256  # bytes between the arrays of the workspace
 
 
@@ -67,8 +71,10 @@ class PagedPool:
             beyond them
     sent    int64 [num_state_slots], host         how many of its blocks are in `tables`
     k, v    uint16 [load_tokens, num_kv_heads, head_dim]  bf16 bits
+    ops     the PAGED_OPS by name
     """
 
+    ops: dict[str, Callable[..., None]]
     layout: PagedLayout
     memory: Memory
     pool: Any
@@ -92,7 +98,9 @@ class PagedPool:
                 self.sent[state_id] = end
 
 
-def take_paged(cfg: Config, sizes: PagedSizes, num_state_slots: int, memory: Memory) -> Any:
+def take_paged(
+    cfg: Config, sizes: PagedSizes, num_state_slots: int, memory: Memory, backend: Backend
+) -> PagedPool | None:
     """The paged pool of an engine, or None without global layers; raises DeviceMemoryError where
     it does not fit."""
     layout = cfg.paged_layout
@@ -106,6 +114,7 @@ def take_paged(cfg: Config, sizes: PagedSizes, num_state_slots: int, memory: Mem
     # No step reads what no sync wrote, but a table that is printed should not hold noise.
     memory.upload(tables, np.full(tables.shape, -1, np.int32))
     return PagedPool(
+        ops={name: operation(backend, name) for name in PAGED_OPS},
         layout=layout,
         memory=memory,
         pool=memory.empty((sizes.pool_bytes,), np.uint8),

@@ -15,7 +15,8 @@ def attend_global(
 ) -> None:
     """Fills out [T, num_q_heads, head_dim] and lse [T, num_q_heads]; kv = (k, v). `tools` are the
     engine's `StepTools`."""
-    ops, paged, arrays = tools.ops, tools.paged, batch.on_device
+    paged, arrays = tools.paged, batch.on_device
+    ops = paged.ops
     size, stream = batch.num_tokens, tools.stream
     options = {
         "softmax_scale": layer.softmax_scale,
@@ -24,7 +25,7 @@ def attend_global(
         "stream": stream,
     }
     with tools.watch.op("paged_store", layer.id, size):
-        ops.paged_store(
+        ops["paged_store"](
             paged.pool,
             paged.layout,
             layer.id,
@@ -37,7 +38,7 @@ def attend_global(
         )
     if batch.kind == "decode":
         with tools.watch.op("paged_decode", layer.id, size):
-            ops.paged_decode(
+            ops["paged_decode"](
                 q,
                 paged.pool,
                 paged.layout,
@@ -53,7 +54,7 @@ def attend_global(
     num_keys = int(batch.seqlens_k.sum())
     k, v = paged.k[:num_keys], paged.v[:num_keys]
     with tools.watch.op("paged_load", layer.id, num_keys):
-        ops.paged_load(
+        ops["paged_load"](
             paged.pool,
             paged.layout,
             layer.id,
@@ -64,6 +65,6 @@ def attend_global(
             stream=stream,
         )
     with tools.watch.op("window_attention", layer.id, size):
-        ops.window_attention(
+        ops["window_attention"](
             q, k, v, arrays.cu_seqlens_q, arrays.cu_seqlens_k, out, lse, window=None, **options
         )
