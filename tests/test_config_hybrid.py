@@ -160,7 +160,7 @@ layer_group: global | layer_group: local | paged.layers[0].layer_group | local |
 2048\\n      padding | 2047\\n      padding | paged.layers[0].record_bytes | 2047 | the derived
 layer_bytes: 32768 | layer_bytes: 32000 | paged.layers[0].layer_bytes | 32000 | the derived
 block_bytes: 65536 | block_bytes: 65537 | paged.block_bytes | 65537 | the derived value 65536
-num_blocks: 64 | num_blocks: 0 | engine.num_blocks | 0 | an integer >= 1
+num_blocks: 32 | num_blocks: 0 | engine.num_blocks | 0 | an integer >= 1
 ring_len: 27 | ring_len: 25 | slot.rings[0].ring_len | 25 | at least window + tokens_per_step - 1
 latent: false  # K | latent: true  # K | record_formats | latent and other formats | either
 """
