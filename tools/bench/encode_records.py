@@ -1,7 +1,7 @@
 """encode_records: rotate and quantize new vectors into records, in a prefill.
 
-Measures `tokens` vectors at random positions. Bound by bytes: a bf16 vector and a position read, a
-record written.
+Measures `tokens` vectors of prefilled sequences, SEQUENCE_TOKENS consecutive positions each. Bound by
+bytes: a bf16 vector and a position read, a record written.
 """
 
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...layouts.config import Config
+from ...layouts.sizes import div_ceil
 from ...rawkernels.operations import operation
 from .common import Place, Shape, Work, num_sets
 from .inputs import FIRST_POSITIONS, host_rows, random_bf16, sample_rows, upload, window_layers
@@ -17,6 +18,7 @@ from .records import INDEX_BYTES, kv_bytes, require_equal
 
 AXES = {"tokens": (65536,)}
 SMOKE = {"tokens": 37}
+SEQUENCE_TOKENS = 4096
 
 
 def prepare(place: Place, cfg: Config, shape: Shape, rng: np.random.Generator) -> Work:
@@ -25,7 +27,8 @@ def prepare(place: Place, cfg: Config, shape: Shape, rng: np.random.Generator) -
     layers = window_layers(cfg)
     fmt = layers[0].record_format
     size = tokens * (kv_bytes(cfg) + INDEX_BYTES + fmt.record_bytes)
-    host_positions = rng.integers(*FIRST_POSITIONS, tokens).astype(np.int32)
+    first = rng.integers(*FIRST_POSITIONS, div_ceil(tokens, SEQUENCE_TOKENS))
+    host_positions = (first[:, None] + np.arange(SEQUENCE_TOKENS)).ravel()[:tokens].astype(np.int32)
     positions = upload(place, host_positions)
     vectors, outputs, calls = [], [], []
     for i in range(num_sets(size)):
