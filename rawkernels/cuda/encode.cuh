@@ -170,47 +170,34 @@ __device__ __forceinline__ void encode_lane(const uint16_t* kv, uint4 raw, int c
   }
 }
 
-// The chunks of a lane's turn, on their way; zeros past the part.
-struct Turn {
-  uint4 raw[TURN_ROUNDS];
-};
-__device__ __forceinline__ Turn load_turn(const uint16_t* kv, int turn, int lane) {
-  Turn loaded;
-#pragma unroll
-  for (int r = 0; r < TURN_ROUNDS; r++) {
-    int chunk = (turn + r) * 32 + lane;
-    loaded.raw[r] = make_uint4(0, 0, 0, 0);
-    if (LANE_DIMS == CHUNK && chunk < LANES) loaded.raw[r] = load_early((const uint4*)kv + chunk);
-  }
-  return loaded;
-}
-
-__device__ __forceinline__ void encode_turn(const uint16_t* kv, const Turn& loaded, int turn,
-                                            bool is_rotated, float amax_floor,
-                                            const float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
-                                            int lane) {
-#pragma unroll
-  for (int r = 0; r < TURN_ROUNDS; r++)
-    encode_lane(kv, loaded.raw[r], (turn + r) * 32 + lane, is_rotated, amax_floor, rotation, to,
-                lane);
-}
-
-// kv: bf16 or fp16 [KV_HEADS, HEAD_DIM] at a multiple of 16 bytes where HEAD_DIM % 8 == 0; first:
-// its turn 0; table may be null where ROPE_DIMS is 0. Every head is rotated alike, or none is (the
-// values of a pair). All 32 lanes of the warp take part.
-__device__ __forceinline__ void encode_part(const uint16_t* kv, const Turn& first,
-                                            const double2* table, int32_t position,
-                                            bool is_rotated, float amax_floor,
+// kv: bf16 or fp16 [KV_HEADS, HEAD_DIM] at a multiple of 16 bytes where HEAD_DIM % 8 == 0; table
+// may be null where ROPE_DIMS is 0. Every head is rotated alike, or none is (the values of a pair).
+// All 32 lanes of the warp take part.
+__device__ __forceinline__ void encode_part(const uint16_t* kv, const double2* table,
+                                            int32_t position, bool is_rotated, float amax_floor,
                                             float2 (&rotation)[TABLE_PAIRS], RecordPlace to,
                                             int lane) {
   is_rotated = ROPE_DIMS > 0 && is_rotated;
-  if (is_rotated) prepare_rotation(table, position, lane, rotation);
   if constexpr (LANE_DIMS != CHUNK) {
+    if (is_rotated) prepare_rotation(table, position, lane, rotation);
     store_elements(kv, rotation, is_rotated, to, lane);
+    return;
   } else {
-    encode_turn(kv, first, 0, is_rotated, amax_floor, rotation, to, lane);
 #pragma unroll 1
-    for (int turn = TURN_ROUNDS; turn < ROUNDS; turn += TURN_ROUNDS)
-      encode_turn(kv, load_turn(kv, turn, lane), turn, is_rotated, amax_floor, rotation, to, lane);
+    for (int turn = 0; turn < ROUNDS; turn += TURN_ROUNDS) {
+      uint4 raw[TURN_ROUNDS];
+#pragma unroll
+      for (int r = 0; r < TURN_ROUNDS; r++) {
+        int chunk = (turn + r) * 32 + lane;
+        raw[r] = make_uint4(0, 0, 0, 0);
+        if (chunk < LANES) raw[r] = __ldg((const uint4*)kv + chunk);
+      }
+      if (turn == 0 && is_rotated) prepare_rotation(table, position, lane, rotation);
+#pragma unroll
+      for (int r = 0; r < TURN_ROUNDS; r++) {
+        int chunk = (turn + r) * 32 + lane;
+        encode_lane(kv, raw[r], chunk, is_rotated, amax_floor, rotation, to, lane);
+      }
+    }
   }
 }

@@ -11,7 +11,7 @@
 
 static_assert(sizeof(EncodeParams) == PARAMS_BYTES, "the launcher's dtype");
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 5)
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
 encode_records(const __grid_constant__ EncodeParams p) {
   __shared__ float2 rotation[WARPS][TABLE_PAIRS];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -23,7 +23,6 @@ encode_records(const __grid_constant__ EncodeParams p) {
   bool is_key = item % PARTS == 0;
   int32_t position = ROPE_DIMS > 0 && is_key ? __ldg(p.positions + token) : 0;
   uint8_t* part = p.out + item * p.part_bytes;
-  const uint16_t* kv = (is_key ? p.k : p.v) + token * PART_DIMS;
-  encode_part(kv, load_turn(kv, 0, lane), (const double2*)p.table, position, is_key, p.amax_floor,
-              rotation[warp], RecordPlace{part, part + p.value_bytes}, lane);
+  encode_part((is_key ? p.k : p.v) + token * PART_DIMS, (const double2*)p.table, position, is_key,
+              p.amax_floor, rotation[warp], RecordPlace{part, part + p.value_bytes}, lane);
 }

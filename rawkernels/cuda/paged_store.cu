@@ -13,7 +13,7 @@
 
 static_assert(sizeof(PagedStoreParams) == PARAMS_BYTES, "the launcher's dtype");
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 5)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
 paged_store(const __grid_constant__ PagedStoreParams p) {
   __shared__ float2 rotation[WARPS][TABLE_PAIRS];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -25,15 +25,14 @@ paged_store(const __grid_constant__ PagedStoreParams p) {
     prefetch_line(p.positions + later);
     prefetch_line(p.seq_ids + later);
   }
-  int64_t index = item % PARTS;
-  const uint16_t* kv = (index == 0 ? p.k : p.v) + token * PART_DIMS;
-  Turn first = load_turn(kv, 0, lane);  // before what decides where it goes
   int32_t seq_id = __ldg(p.seq_ids + token), position = __ldg(p.positions + token);
   if (seq_id < 0 || seq_id >= p.num_seqs) return;
   int64_t start = page_record(p.block_tables, seq_id, position, p.max_blocks, p.block_size,
                               p.num_blocks, p.block_bytes, p.record_bytes);
   if (start < 0) return;
+  int64_t index = item % PARTS;
   uint8_t* part = p.pool + p.layer_offset + start + index * p.part_bytes;
-  encode_part(kv, first, (const double2*)p.table, position, index == 0, p.amax_floor,
-              rotation[warp], RecordPlace{part, part + p.value_bytes}, lane);
+  encode_part((index == 0 ? p.k : p.v) + token * PART_DIMS, (const double2*)p.table, position,
+              index == 0, p.amax_floor, rotation[warp], RecordPlace{part, part + p.value_bytes},
+              lane);
 }

@@ -14,7 +14,7 @@
 
 static_assert(sizeof(RingStoreParams) == PARAMS_BYTES, "the launcher's dtype");
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 5)
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
 ring_store(const __grid_constant__ RingStoreParams p) {
   __shared__ float2 rotation[WARPS][TABLE_PAIRS];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -26,17 +26,15 @@ ring_store(const __grid_constant__ RingStoreParams p) {
     prefetch_line(p.positions + later);
     prefetch_line(p.state_ids + later);
   }
-  int64_t part = item % PARTS;
-  const uint16_t* kv = (part == 0 ? p.k : p.v) + token * PART_DIMS;
-  Turn first = load_turn(kv, 0, lane);  // before what decides whether it is stored
   int32_t state_id = __ldg(p.state_ids + token), position = __ldg(p.positions + token);
   if (!is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len, p.sink_tokens,
                  p.num_state_slots))
     return;
   int64_t index = ring_index(position, p.ring_len, p.sink_tokens);
   uint8_t* slot = p.slab + state_id * p.slot_bytes;
+  int64_t part = item % PARTS;
   RecordPlace to = {slot + p.value_offset + index * p.value_stride + part * p.value_part_stride,
                     slot + p.scale_offset + index * p.scale_stride + part * p.scale_part_stride};
-  encode_part(kv, first, (const double2*)p.table, position, part == 0, p.amax_floor,
-              rotation[warp], to, lane);
+  encode_part((part == 0 ? p.k : p.v) + token * PART_DIMS, (const double2*)p.table, position,
+              part == 0, p.amax_floor, rotation[warp], to, lane);
 }
