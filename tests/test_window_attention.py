@@ -2,6 +2,7 @@
 not depend on, bit for bit; and what it refuses."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -20,6 +21,7 @@ from attention_cases import (
 from helpers import bf16, from_bf16, i32, poisoned, to_backend, to_host
 
 import ringslab as rs
+from ringslab.rawkernels.operations import operation
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -120,13 +122,20 @@ def test_wide_window_is_causal_bit_for_bit(backend, dtype, head_dim):
     assert (bits(149)[0] != out).any()
 
 
+def function_of(backend):
+    """The operation, on a GPU by the portable kernel, whose bits depend on a row's keys alone."""
+    function = operation(backend, "window_attention")
+    return functools.partial(function, variant="portable") if backend == "cuda" else function
+
+
 def test_chunks_are_the_whole_bit_for_bit(backend):
     """A prompt of 200 in chunks of 1, 63, 64, 70 and 2: each chunk has the very bits of the whole,
     with a window, first keys and a sink."""
+    function = function_of(backend)
     case = Case("whole", ((200, 200),), window=50, heads=4, kv_heads=2, sink=True, sink_tokens=5)
     inputs = case_inputs(case)
     q, k, v = inputs.arrays[:3]
-    options = {"sink": inputs.sink, **case.options}
+    options = {"sink": inputs.sink, "function": function, **case.options}
     whole, whole_lse = run_attention(backend, inputs.arrays, **options)
     done = 0
     for length in (1, 63, 64, 70, 2):
@@ -156,15 +165,12 @@ def test_batch_does_not_change_bits(backend):
 
 
 def test_neighbours_do_not_leak(backend):
-    """NaN keys and values of the sequences before and behind, and of keys that left the window of
-    every query, change nothing."""
+    """NaN keys and values of the sequences before and behind change nothing."""
     case = Case("clean", ((70, 170),), window=33, heads=4, kv_heads=2)
     inputs = case_inputs(case)
     out, lse = run_attention(backend, inputs.arrays, **case.options)
     q, k, v = inputs.arrays[:3]
-    first_seen = 170 - 70 - 32
-    k, v = k[:170].copy(), v[:170].copy()
-    k[:first_seen], v[:first_seen] = np.nan, np.nan
+    k, v = k[:170], v[:170]
     nan = np.full((40, *k.shape[1:]), np.nan).astype(k.dtype)
     arrays = (
         np.concatenate([q[:20], q, q[:20]]),
@@ -177,6 +183,21 @@ def test_neighbours_do_not_leak(backend):
     np.testing.assert_array_equal(found[20:90], out)
     np.testing.assert_array_equal(found_lse[20:90], lse)
     assert np.isnan(found_lse[:20]).all()
+
+
+def test_what_no_window_holds_does_not_leak(backend):
+    """NaN in keys and values that left the window of every query, and are no first keys, change
+    nothing."""
+    case = Case("clean", ((40, 200),), window=20, heads=4, kv_heads=2, sink_tokens=3)
+    inputs = case_inputs(case)
+    options = {"function": function_of(backend), **case.options}
+    out, lse = run_attention(backend, inputs.arrays, **options)
+    q, k, v, *ends = inputs.arrays
+    k, v = k.copy(), v.copy()
+    k[3:141], v[3:141] = np.nan, np.nan
+    found, found_lse = run_attention(backend, (q, k, v, *ends), **options)
+    np.testing.assert_array_equal(found, out)
+    np.testing.assert_array_equal(found_lse, lse)
 
 
 def test_a_row_is_unlike_its_poison(backend):

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from attention_cases import (
     CASES,
+    COUNTED,
     FP16,
-    RAGGED,
     Case,
+    assert_counts,
     case_inputs,
     check_attention,
     ends_of,
@@ -26,7 +27,6 @@ from attention_cases import (
 )
 from host_build import build_library
 
-from ringslab.layouts.tiles import count_scores, count_tiles
 from ringslab.rawkernels.cuda import window_attention as launcher
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
@@ -178,20 +178,6 @@ def test_ends_outside_the_arrays_are_skipped():
     assert (out[9:] == 0xFFFF).all()
 
 
-COUNTED = (
-    Case("causal", ((200, 200),), heads=4, kv_heads=1, head_dim=128),
-    Case("window_100", ((330, 330),), window=100, heads=1),
-    Case("window_1", ((130, 130),), window=1, heads=2, kv_heads=2),
-    Case("sinks", ((200, 330),), window=70, heads=2, sink_tokens=4),
-    Case("many_sinks", ((100, 200),), window=40, heads=5, sink_tokens=100),
-    Case("decode", ((1, 600), (1, 130)), window=128, heads=8),
-    Case("ragged", RAGGED, window=40, heads=3, sink_tokens=5),
-    Case("wide_head", ((70, 100),), window=33, head_dim=256),
-    # Query 62 misses one key of tile 0, and query 189 the other one.
-    Case("off_by_one", ((130, 192),), window=189, heads=1),
-)
-
-
 @pytest.mark.parametrize("case", COUNTED, ids=str)
 def test_the_debug_build_counts_what_count_tiles_counts(case):
     """FULL, PARTIAL and EMPTY tiles as each block finds them are those of count_tiles for that
@@ -225,16 +211,4 @@ def check_counts(case):
     counts = np.zeros(5, np.uint64)
     function = functools.partial(on_host, counts=counts)
     run_attention("cpu", inputs.arrays, function=function, **case.options)
-    group = case.heads // case.kv_heads
-    pack = launcher.pack_of(group)
-    shape = {"window": case.window, "sink_tokens": case.sink_tokens}
-    tile = {"block_m": launcher.BLOCK_ROWS // pack, "block_n": launcher.key_tile(case.head_dim)}
-    found = [count_tiles(q, k, **shape, **tile) for q, k in case.sequences]
-    blocks = case.kv_heads * -(-group // pack)
-    wanted = [sum(getattr(x, kind) for x in found) for kind in ("full", "partial", "empty")]
-    assert counts[:3].tolist() == [blocks * number for number in wanted]
-    assert counts[2] == 0
-    # A FULL tile is masked all the same where the keys end inside it.
-    assert 0 <= counts[0] - counts[3] <= blocks * len(case.sequences)
-    pairs = sum(count_scores(q, k, **shape) for q, k in case.sequences)
-    assert counts[4] == pairs * case.heads
+    assert_counts(counts, case)
