@@ -27,18 +27,24 @@ QUERY_BYTES = 48
 Variant = Literal["portable", "sm_90a"]
 
 
-def choose_variant(op: str, device: int, hopper: bool, wanted: Variant | None) -> Variant:
+LATENT_NEEDS = "mxfp8 records of 512, rings of at most 136 and heads by the 64"
+
+
+def choose_variant(
+    op: str, device: int, hopper: bool, wanted: Variant | None, needs: str = LATENT_NEEDS
+) -> Variant:
     """The variant of a launch on the current device, whose id is `device`.
 
     `hopper`: the sm_90a kernels serve the layer. That and the device decide, and neither changes
     from batch to batch, because an output's bits must not depend on what else is in its batch.
-    `wanted` forces a variant, for tests and benchmarks; ArgumentError where it cannot run.
+    `wanted` forces a variant, for tests and benchmarks; ArgumentError, which says what the sm_90a
+    kernels take (`needs`), where it cannot run.
     """
     possible: Variant = "sm_90a" if hopper and current_arch(device) == "sm_90a" else "portable"
     if wanted not in (None, "portable", possible):
         raise ArgumentError(
             f"{op}: variant={wanted!r} but 'portable' alone serves this layer here: sm_90a kernels"
-            " take a Hopper GPU, mxfp8 records of 512, rings of at most 136 and heads by the 64"
+            f" take a Hopper GPU, {needs}"
         )
     return wanted or possible
 

@@ -11,6 +11,7 @@ from ..arrays import FP16
 from ..attention_checks import check_window_attention
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from . import window_attention_sm90
 from .attention_shapes import Variant, choose_variant, scale_log2
 
 PARAMS = ParamsStruct(
@@ -60,6 +61,7 @@ MAX_PACK = 16  # heads of a group that share a tile
 MAX_HEAD_DIM = 256  # a lane's accumulators: 16 rows x 256 columns a warp is half of the registers
 HEAD_DIM_STEP = 16  # K of mma.m16n8k16
 SHARED_ALIGN = 16  # bytes; of what a copy or a fragment's row moves
+HOPPER_NEEDS = f"head_dim of {window_attention_sm90.HEAD_DIMS} and a positive softmax_scale"
 INT32_MAX = int(np.iinfo(np.int32).max)
 
 
@@ -153,8 +155,13 @@ def window_attention(
         check_alignment("window_attention", name, array, SHARED_ALIGN)
     if q.size == 0 or cu_seqlens_q.shape[0] == 1:
         return
-    hopper = False  # no kernel for sm_90a serves this operation yet
-    choose_variant("window_attention", q.device.id, hopper, variant)
+    if counts is not None:
+        variant = variant or "portable"  # the one that has a debug build
+    hopper = window_attention_sm90.supports(q.shape[2], softmax_scale)
+    chosen = choose_variant("window_attention", q.device.id, hopper, variant, HOPPER_NEEDS)
+    if chosen == "sm_90a":
+        window_attention_sm90.launch(*arrays, sink=sink, **scalars, stream=stream)
+        return
 
     fields = portable_fields(q.shape, k.shape, cu_seqlens_q.shape[0] - 1, **scalars)
     options = {"fp16": q.dtype == FP16, "softcap": softcap > 0, "count_tiles": counts is not None}
