@@ -206,7 +206,8 @@ struct Softmax {
   float largest[2], sum[2];
 };
 
-// Scores to weights; returns what earlier outputs are to be multiplied by.
+// Scores to weights; returns what earlier sums and outputs are to be multiplied by.
+template <bool FIRST>
 __device__ __forceinline__ float2 weigh(float (&s)[SCORES], Softmax& state, float scale_log2) {
   float factor[2];
 #pragma unroll
@@ -217,10 +218,10 @@ __device__ __forceinline__ float2 weigh(float (&s)[SCORES], Softmax& state, floa
 #pragma unroll
       for (int e = 0; e < 2; e++) largest[e] = fmaxf(largest[e], s[4 * j + 2 * i + e]);
     float now = quad_max(fmaxf(largest[0], largest[1]));
-    now = fmaxf(now, state.largest[i]);
+    if (!FIRST) now = fmaxf(now, state.largest[i]);
     // Without a visible key so far the base is 0: all weights are then 0.
     const float base = now == minus_infinity() ? 0.0f : now * scale_log2;
-    factor[i] = exp2_approx(fmaf(state.largest[i], scale_log2, -base));
+    factor[i] = FIRST ? 0.0f : exp2_approx(fmaf(state.largest[i], scale_log2, -base));
     state.largest[i] = now;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -232,7 +233,7 @@ __device__ __forceinline__ float2 weigh(float (&s)[SCORES], Softmax& state, floa
         sum[e] += score;
       }
     }
-    state.sum[i] = fmaf(state.sum[i], factor[i], sum[0] + sum[1]);
+    state.sum[i] = FIRST ? sum[0] + sum[1] : fmaf(state.sum[i], factor[i], sum[0] + sum[1]);
   }
   return make_float2(factor[0], factor[1]);
 }
@@ -271,133 +272,96 @@ __device__ __forceinline__ void pass_turn(int consumer) {
 #endif
 }
 
-// Where a warpgroup is: the key tile whose scores are next.
-struct Visit {
-  Item item;
-  int number, visits;  // of the item's key tiles
-};
-__device__ __forceinline__ void begin_item(Shared& shared, Visit& v, const Ring<Q_STAGES>& query) {
-  barrier_wait_phase(shared_address(shared.q_full + query.stage), query.phase);
-  v.item = shared.items[query.stage];
-  v.number = 0;
-  v.visits = v.item.window_tiles + v.item.sink_tiles;
-}
-// Behind the products that read the keys and, at the item's last ones, the queries.
-__device__ __forceinline__ void release_keys(Shared& shared, const Visit& v, int key_stage,
-                                             int query_stage, int lane) {
-  warp_barrier();
-  if (lane != 0) return;
-  barrier_arrive(shared_address(shared.k_empty + key_stage));
-  if (v.number + 1 == v.visits) barrier_arrive(shared_address(shared.q_empty + query_stage));
-}
-// Caps and masks the scores. A key tile is full where every token of the item sees every key.
-__device__ __forceinline__ void limit_scores(const Params& p, float (&s)[SCORES], const Visit& v,
-                                             int row, int quad) {
-  soften(s, p.pre_scale);
-  const int key = key_of_tile(v.item, v.number);
-  if (key + KEY_TILE > v.item.position + 1 || key < v.item.position + v.item.end - p.window)
-    mask_scores(p, s, v.item, v.number, key, row, quad);
-}
-__device__ __forceinline__ RowTokens tokens_of(const Item& item, int consumer) {
-  const int skipped = consumer * ROW_TOKENS;
-  return {item.token + skipped, item.begin - skipped, item.end - skipped, item.head};
-}
-__device__ __forceinline__ void finish_item(const Params& p, Shared& shared, const Softmax& state,
-                                            const float (&o)[OUT_REGISTERS],
-                                            const RowTokens& tokens, int tid) {
-  const Sinks sinks = load_sinks(p, tokens.head, tid);
-  float base[2];
-#pragma unroll
-  for (int i = 0; i < 2; i++)
-    base[i] = state.largest[i] == minus_infinity() ? 0.0f : state.largest[i] * p.scale_log2;
-  const Rows rows = finish_rows(base, state.sum, sinks);
-  store_rows(p, o, rows, tokens, shared_address(shared.stage[tid / 32]), tid);
-  store_lse(p, rows, tokens, tid);
-}
-
-// The key tiles of all items in one row: the first scores of an item run under the last weights of
-// the one before.
 __device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer, int tid) {
   const int lane = tid % 32, quad = lane % 4;
   const int row = consumer * ROW_TILE + tid % WARPGROUP_THREADS / 32 * WARP_ROWS + lane / 4;
-  const uint32_t all_queries = descriptor(shared_address(shared.queries[0][consumer]));
-  const uint32_t all_keys = descriptor(shared_address(shared.keys));
-  const uint32_t all_values = descriptor(shared_address(shared.values), KEY_SLAB_BYTES);
   Ring<Q_STAGES> query;
-  Ring<KV_STAGES> key, value;
-  Visit v;
-  begin_item(shared, v, query);
-  if (v.item.end == 0) return;
-  float s[SCORES], o[OUT_REGISTERS];
-  uint32_t weights[SCORES / 2];
-  Softmax state = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
-
+  Ring<KV_STAGES> key_ring, value_ring;
   if (consumer == CONSUMERS - 1) pass_turn(consumer);
-  barrier_wait_phase(shared_address(shared.k_full), 0);
-  wait_turn(consumer);
-  products_begin();
-  issue_scores(s, all_queries, all_keys);
-  pass_turn(consumer);
-  products_wait<0>();
-  products_ready(s);
-  release_keys(shared, v, 0, 0, lane);
-  limit_scores(p, s, v, row, quad);
-  weigh(s, state, p.scale_log2);
-  pack_weights(weights, s);
-  barrier_wait_phase(shared_address(shared.v_full), 0);
-
-  int add = 0;  // whether the outputs hold earlier key tiles of their item
 #pragma unroll 1
-  for (;;) {
-    const RowTokens tokens = tokens_of(v.item, consumer);  // of the weights that are there
-    const bool item_ends = ++v.number == v.visits;
-    if (item_ends) {
-      query.next();
-      begin_item(shared, v, query);
-      if (v.item.end == 0) {
-        products_begin();
-        issue_outputs(o, weights, all_values + value.stage * descriptor_step(KEY_BYTES), add);
-        products_wait<0>();
-        products_ready(o);
-        finish_item(p, shared, state, o, tokens, tid);
-        break;
-      }
-    }
-    key.next();
-    barrier_wait_phase(shared_address(shared.k_full + key.stage), key.phase);
+  for (;; query.next()) {
+    barrier_wait_phase(shared_address(shared.q_full + query.stage), query.phase);
+    const Item item = shared.items[query.stage];
+    if (item.end == 0) break;
+    const uint32_t queries = descriptor(shared_address(shared.queries[query.stage][consumer]));
+    const int visits = item.window_tiles + item.sink_tiles;
+    // A key tile in which some token of the query tile does not see some key.
+    const int full_end = item.position + 1, full_begin = item.position + item.end - p.window;
+    float s[SCORES], o[OUT_REGISTERS];
+    uint32_t weights[SCORES / 2];
+    Softmax state;
+
+    int key = key_of_tile(item, 0);
+    barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
     wait_turn(consumer);
     products_begin();
-    issue_scores(s, all_queries + query.stage * descriptor_step(CONSUMERS * QUERY_BYTES),
-                 all_keys + key.stage * descriptor_step(KEY_BYTES));
-    issue_outputs(o, weights, all_values + value.stage * descriptor_step(KEY_BYTES), add);
+    issue_scores(s, queries, descriptor(shared_address(shared.keys[key_ring.stage])));
     pass_turn(consumer);
-    products_wait<1>();
-    products_ready(s);
-    release_keys(shared, v, key.stage, query.stage, lane);
-    limit_scores(p, s, v, row, quad);
-    const Softmax ended = state;
-    if (item_ends) state = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
-    const float2 factor = weigh(s, state, p.scale_log2);
-    // The values of these weights are waited for in front of the wait for products, and the parity
-    // is made to follow from the weights (no sum is negative): else the assembler computes them
-    // behind that wait, when no product is left to run under them.
-    products_ready(s);
-    const int read = value.stage;
-    value.next();
-    barrier_wait_phase(shared_address(shared.v_full + value.stage),
-                       value.phase ^ (state.sum[0] + state.sum[1] < 0.0f));
     products_wait<0>();
-    products_ready(o);
+    products_ready(s);
     warp_barrier();
-    if (lane == 0) barrier_arrive(shared_address(shared.v_empty + read));
+    if (lane == 0) barrier_arrive(shared_address(shared.k_empty + key_ring.stage));
+    key_ring.next();
+    soften(s, p.pre_scale);
+    if (key + KEY_TILE > full_end || key < full_begin) mask_scores(p, s, item, 0, key, row, quad);
+    weigh<true>(s, state, p.scale_log2);
     pack_weights(weights, s);
-    add = !item_ends;
-    if (item_ends) {
-      finish_item(p, shared, ended, o, tokens, tid);
-    } else {
+    barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
+
+#pragma unroll 1
+    for (int i = 1; i < visits; i++) {
+      key = key_of_tile(item, i);
+      barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
+      wait_turn(consumer);
+      products_begin();
+      issue_scores(s, queries, descriptor(shared_address(shared.keys[key_ring.stage])));
+      issue_outputs(o, weights,
+                    descriptor(shared_address(shared.values[value_ring.stage]), KEY_SLAB_BYTES),
+                    i > 1);
+      pass_turn(consumer);
+      products_wait<1>();
+      products_ready(s);
+      warp_barrier();
+      if (lane == 0) barrier_arrive(shared_address(shared.k_empty + key_ring.stage));
+      key_ring.next();
+      soften(s, p.pre_scale);
+      if (key + KEY_TILE > full_end || key < full_begin)
+        mask_scores(p, s, item, i, key, row, quad);
+      const float2 factor = weigh<false>(s, state, p.scale_log2);
+      // The values of these weights: they are waited for here, in front of the wait for products,
+      // as the assembler does not move that one across a loop. It would run ahead of the softmax.
+      products_ready(s);
+      const int read = value_ring.stage;
+      value_ring.next();
+      barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
+      products_wait<0>();
+      products_ready(o);
+      warp_barrier();
+      if (lane == 0) barrier_arrive(shared_address(shared.v_empty + read));
+      pack_weights(weights, s);
 #pragma unroll
       for (int j = 0; j < OUT_REGISTERS; j++) o[j] *= j / 2 % 2 == 0 ? factor.x : factor.y;
     }
+    if (lane == 0) barrier_arrive(shared_address(shared.q_empty + query.stage));
+    products_begin();
+    issue_outputs(o, weights,
+                  descriptor(shared_address(shared.values[value_ring.stage]), KEY_SLAB_BYTES),
+                  visits > 1);
+    float base[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      base[i] = state.largest[i] == minus_infinity() ? 0.0f : state.largest[i] * p.scale_log2;
+    const int skipped = consumer * ROW_TOKENS;
+    const RowTokens tokens = {item.token + skipped, item.begin - skipped, item.end - skipped,
+                              item.head};
+    const Rows rows = finish_rows(base, state.sum, load_sinks(p, item.head, tid));
+    store_lse(p, rows, tokens, tid);
+    products_wait<0>();
+    products_ready(o);
+    warp_barrier();
+    if (lane == 0) barrier_arrive(shared_address(shared.v_empty + value_ring.stage));
+    value_ring.next();
+    store_rows(p, o, rows, tokens, shared_address(shared.stage[tid / 32]), tid);
   }
   if (consumer == 0) wait_turn(consumer);  // what the last pass_turn gave; no barrier stays open
   if (lane == 0) wait_stores_done();

@@ -138,7 +138,6 @@ __device__ __forceinline__ Rows finish_rows(const float (&base)[2], const float 
   }
   return rows;
 }
-// Not ahead of the stores of O, whose fence would wait for it.
 __device__ __forceinline__ void store_lse(const Params& p, const Rows& rows, const RowTokens& t,
                                           int tid) {
 #pragma unroll
@@ -149,54 +148,64 @@ __device__ __forceinline__ void store_lse(const Params& p, const Rows& rows, con
   }
 }
 
-// ---- output: a warp's 16 rows, staged 64 columns at a time in OUT_STAGES buffers
+// ---- output: a warp's 16 rows, staged OUT_STAGES x 64 columns at a time
+
+static_assert(OUT_STAGES == 1 || OUT_STAGES >= NUM_SLABS, "one slab at a time, or all at once");
+constexpr int ROUND_SLABS = OUT_STAGES == 1 ? 1 : NUM_SLABS;
+
+// Rows from their stages, where the sequence begins or ends inside the warp's tokens: the others are another's.
+__device__ __forceinline__ void store_pieces(const Params& p, const RowTokens& t, uint32_t stage,
+                                             int first_slab, int first_token, int lane) {
+  for (int i = lane; i < WARP_ROWS * 8 * ROUND_SLABS; i += 32) {
+    const int slab = i / (WARP_ROWS * 8), row = i / 8 % WARP_ROWS, piece = i % 8;
+    const int column = (first_slab + slab) * SLAB_COLUMNS + piece * 8;
+    const int token = first_token + row / HEADS;
+    if (!t.holds(token) || column >= HEAD_DIM) continue;
+    const int64_t at =
+        (int64_t(t.first + token) * p.num_q_heads + t.head + row % HEADS) * HEAD_DIM + column;
+    *reinterpret_cast<uint4*>(p.out + at) = load_shared16(
+        stage + slab * STAGE_BYTES + row * SLAB_ROW_BYTES + (piece ^ (row % 8)) * 16);
+  }
+  __syncwarp();
+}
 
 __device__ __forceinline__ void store_rows(const Params& p, const float (&o)[OUT_REGISTERS],
                                            const Rows& rows, const RowTokens& t, uint32_t stage,
                                            int tid) {
   const int lane = tid % 32, stage_row = lane % 16, half = lane / 16;
+  // The stage's columns 8 half ..; others follow by exclusive or, as stages are aligned.
+  const uint32_t to = stage + stage_row * SLAB_ROW_BYTES + (half ^ (stage_row % 8)) * 16;
   const int first = tid % WARPGROUP_THREADS / 32 * WARP_TOKENS;  // token of the warp's first row
   const bool whole = first >= t.begin && first + WARP_TOKENS <= t.end;
 #pragma unroll
-  for (int slab = 0; slab < NUM_SLABS; slab++) {
-    const uint32_t to = stage + slab % OUT_STAGES * STAGE_BYTES;
-    if (slab % OUT_STAGES == 0) {
-      if (lane == 0) wait_stores_read();
-      __syncwarp();
-    }
+  for (int round = 0; round < NUM_SLABS; round += ROUND_SLABS) {
+    if (lane == 0) wait_stores_read();
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4 && slab * 4 + i < DIM_STEPS; i++) {
+    for (int i = 0; i < 4 * ROUND_SLABS && round * 4 + i < DIM_STEPS; i++) {
       // The sum with +0 makes a zero positive, whatever signs the products of zero weights had.
-      const float* x = o + slab * 32 + i * 8;
+      const float* x = o + round * 32 + i * 8;
       uint32_t packed[4];
 #pragma unroll
       for (int m = 0; m < 4; m++)
         packed[m] = pack_operands(fmaf(x[2 * m], rows.inverse[m % 2], 0.0f),
                                   fmaf(x[2 * m + 1], rows.inverse[m % 2], 0.0f));
-      const int piece = (2 * i + half) ^ (stage_row % 8);
-      stmatrix_x4(to + stage_row * SLAB_ROW_BYTES + piece * 16, packed[0], packed[1], packed[2],
+      stmatrix_x4((to ^ (i % 4 * 32)) + i / 4 * STAGE_BYTES, packed[0], packed[1], packed[2],
                   packed[3]);
     }
     fence_async_proxy();
     __syncwarp();
     if (whole) {
       if (lane == 0) {
-        store_box(&p.out_map, slab * SLAB_COLUMNS, t.head, t.first + first, to);
+#pragma unroll
+        for (int slab = 0; slab < ROUND_SLABS; slab++)
+          store_box(&p.out_map, (round + slab) * SLAB_COLUMNS, t.head, t.first + first,
+                    stage + slab * STAGE_BYTES);
         commit_stores();
       }
-      continue;
+    } else {
+      store_pieces(p, t, stage, round, first, lane);
     }
-    // The sequence begins or ends inside the warp's tokens; the other rows are another's.
-    for (int i = lane; i < WARP_ROWS * 8; i += 32) {
-      const int row = i / 8, piece = i % 8, column = slab * SLAB_COLUMNS + piece * 8;
-      const int row_token = first + row / HEADS;
-      if (!t.holds(row_token) || column >= HEAD_DIM) continue;
-      const int64_t at =
-          (int64_t(t.first + row_token) * p.num_q_heads + t.head + row % HEADS) * HEAD_DIM + column;
-      *reinterpret_cast<uint4*>(p.out + at) =
-          load_shared16(to + row * SLAB_ROW_BYTES + (piece ^ (row % 8)) * 16);
-    }
-    __syncwarp();
   }
 }
 
