@@ -93,8 +93,12 @@ def kv_bytes(cfg: Config, context: int) -> KvBytes:
     """Bytes that one sequence of `context` tokens takes under a configuration; draft layers count.
 
     `kv_bytes(cfg, n).hybrid_bytes` and `.all_global_bytes` follow the formula above. Raises
-    ArgumentError for a context below 1 or what is no integer.
+    ArgumentError for a context below 1 or what is no integer, and for what is no Config.
     """
+    if not isinstance(cfg, Config):
+        raise ArgumentError(
+            f"kv_bytes: cfg is {type(cfg).__name__}, not a Config; pass what load_config returns"
+        )
     return shape_bytes(cache_shape(cfg), context)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import ArgumentError
 from .rings import MAX_POSITION
-from .sizes import is_count, is_real, is_word
+from .sizes import is_count, is_flag, is_real, is_word
 
 Pairing = Literal["adjacent", "half"]
 
@@ -61,7 +61,7 @@ class Yarn:
                 "beta_fast > beta_slow > 0"
             )
         factor = self.attention_factor
-        if not is_real(factor) or not 0.0 < factor < math.inf or self.truncate not in (False, True):
+        if not is_real(factor) or not 0.0 < factor < math.inf or not is_flag(self.truncate):
             raise ArgumentError(
                 f"Yarn: attention_factor={factor!r} truncate={self.truncate!r} but must be a "
                 "positive finite number and a bool"

@@ -13,6 +13,7 @@ before it, one for the first keys.
 from dataclasses import dataclass
 
 from .errors import ArgumentError
+from .rings import MAX_POSITION
 from .sizes import div_ceil, is_count
 
 
@@ -201,5 +202,7 @@ def _check_shape(seqlen_q: int, seqlen_k: int, window: int | None, sink_tokens: 
 
 
 def _check_count(name: str, value: int, least: int) -> None:
-    if not is_count(value) or value < least:
-        raise ArgumentError(f"count_tiles: {name}={value!r} but must be at least {least}")
+    if not is_count(value) or not least <= value <= MAX_POSITION + 1:
+        raise ArgumentError(
+            f"count_tiles: {name}={value!r} but must be an integer in {least} .. {MAX_POSITION + 1}"
+        )

@@ -15,34 +15,51 @@ from ringslab.layouts.rope import rope_frequencies
 from ringslab.schedules.scheduler import Scheduler, SchedulerLimits
 
 
-def test_p02_scaling_is_not_shared_between_layers(tmp_path):
-    """Position 1,000, pair 8 of 32: theta 10,000 gives the angle 100.0, theta 1e6 gives 31.622777.
-    A linear factor has no key: one beside theta is refused by its path, so that no layer turns by
-    12.5 without a word."""
-    for theta, angle in ((1e4, 100.0), (1e6, 31.622777)):
-        frequency = rope_frequencies(rs.Rope(theta, 64, "half"))[8]
-        assert 1000 * frequency == pytest.approx(angle, abs=1e-6)
-    for key in ("factor: 8.0", "rope_scaling: 8.0", "scale: 8.0"):
-        path = edited(tmp_path, ("theta: 10000.0", f"theta: 10000.0\n      {key}"))
-        name = key.split(":")[0]
-        one_fault(path, f"layer_groups[0].rope.{name}", "an unknown key", "one of theta")
-    yarn = [group.rope.yarn for group in rs.load_config("quickstart.yaml").layers]
-    assert {None} < set(yarn)  # YaRN of one group does not reach the others
+def test_p02_linear_scale_on_global_layers_alone(tmp_path):
+    """Position 1,000, pair 8 of 32: a local layer of theta 10,000 turns by 100.0, a global one of
+    theta 1e6 and factor 8 by 3.952847; 12.5 (the factor on a local layer) and 31.622777 (none on a
+    global one) are what was wrong. Each layer group states its own; another name is refused."""
+    for theta, factor, angle in ((1e4, None, 100.0), (1e6, 8.0, 3.952847)):
+        rope = rs.Rope(theta, 64, "half", linear_factor=factor)
+        assert 1000 * rope_frequencies(rope)[8] == pytest.approx(angle, abs=1e-6)
+        x = np.zeros((1, 1, 64), np.float32)
+        x[..., 8] = 1
+        out = rs.apply_rope(x, [1000], rope)[0, 0]
+        assert out[8] == pytest.approx(math.cos(angle), abs=2e-6)
+    cfg = rs.load_config("gemma3_27b")
+    factors = {(layer.kind, layer.rope.linear_factor) for layer in cfg.layers}
+    assert factors == {("swa", None), ("global", 8.0)}
+    path = edited(tmp_path, ("theta: 10000.0", "theta: 10000.0\n      factor: 8.0"))
+    one_fault(path, "layer_groups[0].rope.factor", "an unknown key", "one of theta")
 
 
-def test_p03_yarn_has_no_attention_factor(tmp_path):
-    """The supported models have attention factor 1: YaRN turns unit vectors into unit vectors (no
-    1.485203 for factor 128), and a given attention_factor is refused, never ignored or put through
-    the formula again."""
-    yarn = rs.Yarn(128.0, 4096, 32.0, 1.0)
+@pytest.mark.parametrize(
+    ("factor", "given", "wanted"),
+    [(64.0, 1.0, 1.0), (32.0, 1.3465735903, 1.346574), (128.0, 1.485203, 1.485203)],
+)
+def test_p03_attention_factor_is_used_once(factor, given, wanted):
+    """What is written is what rotated vectors are multiplied by, once: 1.0 and 1.346574 stay what
+    they are, where the formula run on them gives 1.415888 and 1.466687. It is never guessed from the
+    factor (for 128: 1.485203): left out, it is 1, as DeepSeek's models have it."""
+    yarn = rs.Yarn(factor, 4096, 32.0, 1.0, attention_factor=given)
     x = np.ones((1, 1, 64), np.float32)
     out = rs.apply_rope(x, [1000], rs.Rope(1e4, 64, "half", yarn))
-    assert np.linalg.norm(out) == pytest.approx(8.0, rel=1e-6)
-    assert 0.1 * math.log(128) + 1 == pytest.approx(1.485203, abs=1e-6)
-    for key in ("attention_factor: 1.0", "mscale: 1.0"):
-        path = edited(tmp_path, ("factor: 16.0", f"factor: 16.0\n        {key}"))
-        name = f"layer_groups[1].rope.yarn.{key.split(':')[0]}"
-        one_fault(path, name, "an unknown key", "one of factor")
+    assert np.linalg.norm(out) / 8 == pytest.approx(wanted, abs=1e-6)
+    back = rs.apply_rope(out, [1000], rs.Rope(1e4, 64, "half", yarn), inverse=True)
+    assert np.linalg.norm(back) / 8 == pytest.approx(wanted**2, rel=1e-5)
+    assert rs.Yarn(factor, 4096, 32.0, 1.0).attention_factor == 1.0
+
+
+def test_p03_attention_factor_of_the_packaged_models(tmp_path):
+    """gpt-oss: 1.346574 as written; V4.1 and quickstart: 1. Beside an output that is rotated back
+    the factor would come in a second time, and is refused."""
+    yarns = [layer.rope.yarn for layer in rs.load_config("gpt_oss_120b").layers]
+    assert {round(yarn.attention_factor, 6) for yarn in yarns} == {1.346574}
+    assert rs.load_config("quickstart.yaml").layers[1].rope.yarn.attention_factor == 1.0
+    line = "factor: 16.0\n        attention_factor: 1.2"
+    path = edited(tmp_path, ("factor: 16.0", line))
+    name = "layer_groups[1].rope.yarn.attention_factor"
+    one_fault(path, name, "1.2", "1.0 with inverse_rope_out, which would apply it again")
 
 
 def test_p10_no_context_past_the_table():
@@ -83,10 +100,25 @@ def test_k11_a_sink_is_not_a_pinned_token(tmp_path):
 
 def test_b01_kv_heads_count_not_query_heads():
     """32 layers, 32 query heads, 8 KV heads of 128 in bf16: 131,072 bytes a token, not 524,288 (all
-    heads) nor 65,536 (KV heads as a group size)."""
+    heads) nor 65,536 (KV heads as a group size); so says the packaged model of that shape."""
     fmt = rs.make_record_format("bf16", 128, latent=False, num_kv_heads=8)
     assert 32 * fmt.record_bytes == 131_072
     assert [field.shape for field in fmt.fields] == [(8, 128), (8, 128)]
+    cfg = rs.load_config("mistral_7b")
+    assert (cfg.num_layers, cfg.num_q_heads, cfg.num_kv_heads, cfg.head_dim) == (32, 32, 8, 128)
+    assert rs.kv_bytes(cfg, 1).hybrid_bytes == 131_072
+
+
+def test_b02_window_layers_stop_growing():
+    """36 layers, 18 with a window of 128, 8 KV heads of 64 in bf16: 4.504395 GiB at 131,072 tokens
+    (9.0 by one rate for all), 73,728 bytes at length 1 (36,864 without the window layers)."""
+    cfg = rs.load_config("gpt_oss_120b")
+    assert (cfg.num_layers, cfg.num_kv_heads, cfg.head_dim) == (36, 8, 64)
+    assert sum(layer.window == 128 for layer in cfg.layers) == 18
+    assert rs.kv_bytes(cfg, 1).hybrid_bytes == 73_728
+    at_end = rs.kv_bytes(cfg, 131_072)
+    assert at_end.hybrid_bytes / 2**30 == pytest.approx(4.504395, abs=1e-6)
+    assert at_end.all_global_bytes == 9 * 2**30
 
 
 def test_b05_one_shared_vector():
