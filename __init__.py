@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .rawkernels.paged_load import paged_load as paged_load
     from .rawkernels.paged_store import paged_store as paged_store
     from .rawkernels.quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
+    from .rawkernels.ring_load import ring_load as ring_load
     from .rawkernels.ring_store import ring_store as ring_store
     from .rawkernels.seeded_activations import seeded_activations as seeded_activations
     from .rawkernels.store_records import store_records as store_records
@@ -70,6 +71,7 @@ _HOMES = {
     "plan_prefill": ".schedules.plan_prefill",
     "quantize_mxfp8": ".rawkernels.quantize_mxfp8",
     "required_ring_len": ".layouts.rings",
+    "ring_load": ".rawkernels.ring_load",
     "ring_store": ".rawkernels.ring_store",
     "seeded_activations": ".rawkernels.seeded_activations",
     "store_records": ".rawkernels.store_records",

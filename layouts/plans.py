@@ -97,6 +97,11 @@ class PrefillPlan:
     def history_rows(self) -> int:
         return self.num_seqs * (self.window + self.sink_tokens)
 
+    @property
+    def most_keys(self) -> int:
+        """Keys of the batch at most: what `ring_load` needs room for."""
+        return self.num_seqs * (self.window - 1 + self.sink_tokens) + self.num_tokens
+
 
 def prefill_ranges(plan: PrefillPlan) -> np.ndarray:
     """All rows of the joint buffer that each query of a host plan reads, as int32 [T, 4] or, with
@@ -104,3 +109,21 @@ def prefill_ranges(plan: PrefillPlan) -> np.ndarray:
     if plan.pinned_pivots is None:
         return plan.pivots
     return np.concatenate([plan.pinned_pivots, plan.pivots], axis=1)
+
+
+def history_lengths(plan: PrefillPlan) -> tuple[np.ndarray, np.ndarray]:
+    """Of a host plan: how many pinned positions, and how many others, the first query of each
+    sequence sees before its chunk; int64 [num_seqs] each, 0 for a sequence without queries.
+
+    No later query sees more of the history, so these are the keys to load for a chunk.
+    """
+    first = plan.cu_seqlens_q[:-1].astype(np.int64)
+    has_queries = plan.cu_seqlens_q[1:] > first
+    at = np.where(has_queries, first, 0)
+
+    def lengths(pivots: Any) -> np.ndarray:
+        if pivots is None or not has_queries.any():
+            return np.zeros(first.shape, np.int64)
+        return np.where(has_queries, pivots[at, 1], 0).astype(np.int64)
+
+    return lengths(plan.pinned_pivots), lengths(plan.pivots)

@@ -26,6 +26,7 @@ class Operations:
     store_records: Callable[..., None]
     ring_store: Callable[..., None]
     load_history: Callable[..., None]
+    ring_load: Callable[..., None]
     paged_store: Callable[..., None]
     paged_load: Callable[..., None]
     window_prefill: Callable[..., None]

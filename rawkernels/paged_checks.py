@@ -16,11 +16,9 @@ from .checks import (
     U8,
     check_array,
     check_heads,
-    check_output,
     check_place,
-    vector_dtypes,
 )
-from .record_checks import check_kv, kv_places
+from .record_checks import check_key_buffers, check_kv, kv_places
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,6 @@ def check_paged_load(
     arrays = {"block_tables": block_tables, "cu_seqlens_k": cu_seqlens_k}
     check_place(op, pool=pool, **arrays, k=k, v=v)
     return access
-
-
-def check_key_buffers(op: str, fmt: RecordFormat, k: Any, v: Any) -> None:
-    """k and v [rows, num_kv_heads, head_dim] that records of `fmt` are decoded into."""
-    heads = (fmt.num_kv_heads, "the format's num_kv_heads")
-    head_dim = (fmt.head_dim, "the format's head_dim")
-    check_output(op, "k", k, vector_dtypes(fmt), ((None, ""), heads, head_dim))
-    check_output(op, "v", v, vector_dtypes(fmt), ((k.shape[0], "k.shape[0]"), heads, head_dim))
 
 
 def check_paged_decode(

@@ -108,6 +108,50 @@ def check_ring_store(
     return access, num_slots
 
 
+def check_ring_load(
+    slab: Any,
+    layout: Any,
+    layer: int,
+    plan: Any,
+    records: Any,
+    cu_seqlens_k: Any,
+    k: Any,
+    v: Any,
+    kind: str,
+) -> tuple[RingAccess, int]:
+    """The ring's addresses and the number of state slots."""
+    op = "ring_load"
+    num_slots = check_slab(op, slab, layout, written=False)
+    access = ring_access(op, layout, layer, kind)
+    fmt = access.format
+    if fmt.latent:
+        raise ArgumentError(
+            f"{op}: record format {fmt.id!r} is latent; it loads records of K and V apart"
+        )
+    check_ring_len(op, plan, layer, access)
+    check_array(op, "records", records, U8, ((None, ""), (fmt.record_bytes, "record_bytes")))
+    check_rows(op, "records", records, plan.num_tokens, "the plan's tokens")
+    check_output(op, "cu_seqlens_k", cu_seqlens_k, I32, ((plan.num_seqs + 1, "num_seqs + 1"),))
+    check_key_buffers(op, fmt, k, v)
+    check_rows(op, "k", k, plan.most_keys, "plan.most_keys")
+    tokens = (plan.num_tokens, "the plan's tokens")
+    columns = {"plan.pivots": plan.pivots, "plan.pinned_pivots": plan.pinned_pivots}
+    for name, pivots in columns.items():
+        if pivots is not None:
+            check_array(op, name, pivots, I32, (tokens, (4, "columns")))
+    arrays = {"records": records, "pivots": plan.pivots, "cu_seqlens_k": cu_seqlens_k}
+    check_place(op, slab=slab, **arrays, k=k, v=v)
+    return access, num_slots
+
+
+def check_key_buffers(op: str, fmt: RecordFormat, k: Any, v: Any) -> None:
+    """k and v [rows, num_kv_heads, head_dim] that records of `fmt` are decoded into."""
+    heads = (fmt.num_kv_heads, "the format's num_kv_heads")
+    head_dim = (fmt.head_dim, "the format's head_dim")
+    check_output(op, "k", k, vector_dtypes(fmt), ((None, ""), heads, head_dim))
+    check_output(op, "v", v, vector_dtypes(fmt), ((k.shape[0], "k.shape[0]"), heads, head_dim))
+
+
 def check_load_history(
     slab: Any, layout: Any, layer: int, plan: Any, out: Any, kind: str
 ) -> tuple[RingAccess, int]:

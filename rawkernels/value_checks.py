@@ -74,3 +74,10 @@ def check_pivot_values(op: str, plan: Any, num_rows: int) -> None:
             _refuse(op, f"{kind}{name} lengths", lengths, lengths < 0, "must be at least 0")
             bad = (lengths > 0) & ((starts < 0) | (starts + lengths > num_rows))
             _refuse(op, f"{kind}{name} starts", starts, bad, f"its range leaves 0..{num_rows - 1}")
+
+
+def check_load_values(op: str, plan: Any, num_slots: int) -> None:
+    """State ids of a prefill plan are -1 (padding) or below `num_slots`."""
+    states = plan.state_ids
+    bad = (states < -1) | (states >= num_slots)
+    _refuse(op, "state_ids", states, bad, f"must be -1 (padding) or 0..{num_slots - 1}")

@@ -63,6 +63,7 @@ LAUNCHERS = (
     "store_records",
     "ring_store",
     "load_history",
+    "ring_load",
     "paged_store",
     "paged_load",
     "seeded_activations",

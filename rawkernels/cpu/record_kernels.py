@@ -224,20 +224,19 @@ def _unpack_rows(source, values_at, scales_at, code, table, out):
     rows, dim = out.shape
     for row in prange(rows):
         at = values_at[row]
-        for i in range(dim):
-            if at < 0:
-                out[row, i] = np.uint16(0)
-            elif code == CODE_MXFP8:
+        if at >= 0 and code == CODE_MXFP8:
+            for i in range(dim):
                 scale = power_of_two(np.int64(source[scales_at[row] + i // MX_BLOCK]))
                 out[row, i] = bf16_round(np.float32(table[source[at + i]] * scale))
-            else:
+        elif at >= 0:
+            for i in range(dim):
                 low, high = np.uint16(source[at + 2 * i]), np.uint16(source[at + 2 * i + 1])
                 out[row, i] = np.uint16(low | np.uint16(high << np.uint16(8)))
 
 
 def unpack_rows(source: Any, addresses: Addresses, fmt: RecordFormat, k: Any, v: Any) -> None:
     """Fill the first rows of k and v, bf16 or float16 [>= n, heads, D], from the records at the
-    given addresses of `source`, flat uint8; zeros where there is none."""
+    given addresses of `source`, flat uint8; rows without a record are not written."""
     code, rows = TYPE_CODES[fmt.type], addresses.values.shape[0]
     for i, target in enumerate((k, v)):
         vectors = value_bits(target, "k")[:rows].reshape(-1, fmt.head_dim)

@@ -11,7 +11,7 @@ from ..paged_checks import check_paged_load
 from .widths import MAX_PIECE_BYTES, piece_bytes
 
 THREADS = 128
-TARGET_UNITS = 4 * THREADS  # units of a thread block
+TARGET_UNITS = 4 * THREADS  # units of a thread block: four loads in flight a thread
 WORDS_PER_UNIT = 8  # 16-bit values of 16 bytes
 
 PARAMS = ParamsStruct(

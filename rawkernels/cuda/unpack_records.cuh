@@ -1,5 +1,5 @@
 // Records of K and V to rows of k and v in bf16 (or fp16, for fp16 records), a few rows a thread
-// block. Shared by the kernels that find the records: paged_load, ring_load, window_prefill_gqa.
+// block. Shared by the kernels that find the records: paged_load and ring_load.
 #pragma once
 #include "memory.cuh"
 #include "mxfp8.cuh"
@@ -17,10 +17,9 @@ constexpr int PART_DIMS = KV_HEADS * HEAD_DIM;  // elements of K, and of V
 constexpr int UNIT_DIMS = RECORD_MXFP8 ? 16 : (PART_DIMS % 8 == 0 ? 8 : 1);
 constexpr int PART_UNITS = PART_DIMS / UNIT_DIMS;
 constexpr int ROW_UNITS = 2 * PART_UNITS;
-constexpr int TARGET_UNITS = 4 * THREADS;  // units of a block: four a thread
-constexpr int BLOCK_ROWS = ROW_UNITS < TARGET_UNITS ? TARGET_UNITS / ROW_UNITS : 1;
+constexpr int BLOCK_ROWS = LAUNCH_BLOCK_ROWS;  // the launcher's choice: its grid depends on it
 constexpr int ROUNDS = UNIT_DIMS == 1 ? 1 : 4;  // loads in flight of a thread
-static_assert(BLOCK_ROWS == LAUNCH_BLOCK_ROWS, "the launcher's grid");
+static_assert(BLOCK_ROWS > 0, "a block has rows");
 
 // Where the records of a block's rows lie; null for a row of zeros.
 struct RecordSources {

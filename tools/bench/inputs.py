@@ -70,11 +70,11 @@ def random_records(num_rows: int, fmt: RecordFormat, rng: np.random.Generator) -
     if fmt.type != "mxfp8":
         bits = rng.standard_normal((num_rows, fmt.record_bytes // 2), np.float32).view(np.uint32)
         return (bits >> 16).astype(np.uint16).view(np.uint8)
-    records = rng.integers(0, 256, (num_rows, fmt.record_bytes), np.uint8)
-    values = records[:, : fmt.value_bytes]
+    parts = rng.integers(0, 256, (num_rows * fmt.num_parts, fmt.part_bytes), np.uint8)
+    values, scales = parts[:, : fmt.part_value_bytes], parts[:, fmt.part_value_bytes :]
     np.subtract(values, 1, out=values, where=(values & E4M3_NAN_BYTE) == E4M3_NAN_BYTE)
-    records[:, fmt.value_bytes :] = rng.integers(*SCALE_CODES, (num_rows, fmt.scale_bytes))
-    return records
+    scales[...] = rng.integers(*SCALE_CODES, scales.shape)
+    return parts.reshape(num_rows, fmt.record_bytes)
 
 
 def window_layers(cfg: Config) -> tuple[LayerConfig, ...]:

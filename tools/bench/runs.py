@@ -27,6 +27,7 @@ OPERATIONS = (
     "encode_records",
     "store_records",
     "load_history",
+    "ring_load",
     "paged_store",
     "paged_load",
     "quantize_mxfp8",
