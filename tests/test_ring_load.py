@@ -185,6 +185,43 @@ def test_window_attention_over_it_is_window_prefill(case):
     np.testing.assert_array_equal(results[1][1], results[0][1])
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.parametrize("case", [case for case in CASES if case.window < 1000], ids=str)
+def test_cuda_window_prefill_by_its_parts(tmp_path, monkeypatch, case):
+    """The CUDA path of window_prefill over K and V apart: its kernel that decodes the joint buffer,
+    played on the CPU, then the reference of window_attention, give the reference's window_prefill,
+    padding sequences and padding tokens behind the last sequence included."""
+    launchers(monkeypatch, tmp_path)
+    module = import_module("ringslab.rawkernels.cuda.window_prefill_gqa")
+    monkeypatch.setattr(module, "window_attention", operation("reference", "window_attention"))
+    chunks = Chunks(case, seed=5)
+    fmt, rng = chunks.fmt, np.random.default_rng(6)
+    padded = {"positions": [0, 0], "pivots": [[0] * 4] * 2, "pinned_pivots": [[0] * 4] * 2}
+    parts = {name: getattr(chunks.plan, name) for name in padded}
+    more = {
+        name: np.concatenate([part, i32(padded[name])])
+        for name, part in parts.items()
+        if part is not None
+    }
+    plan = replace(chunks.plan, **more)
+    q = random_values(rng, (plan.num_tokens, case.heads, case.head_dim), case.record_type)
+    joint = np.concatenate([chunks.joint(), np.full((2, fmt.record_bytes), 0xFF, np.uint8)])
+    options = {"softcap": 0.0, **options_of(case, rng)}
+    del options["rope_out"]
+    results = [(np.empty(q.shape), np.empty(q.shape[:2], np.float32)) for _ in range(2)]
+    run = operation("reference", "window_prefill")
+    run(q, joint, plan, fmt, *results[0], **options)
+    dtype = np.float16 if fmt.type == "fp16" else np.uint16
+    rows = (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
+    ends = [np.full(plan.num_seqs + 2, -1, np.int32) for _ in range(2)]
+    scratch = module.PrefillScratch(*ends, np.zeros(rows, dtype), np.zeros(rows, dtype))
+    arrays = (q, joint, plan, fmt, *results[1])
+    module.launch(*arrays, **options, stream=None, scratch=scratch)
+    np.testing.assert_allclose(results[1][0], results[0][0], atol=1e-12)
+    np.testing.assert_array_equal(results[1][1], results[0][1])
+    assert np.isneginf(results[1][1][-2:]).all()
+
+
 def test_public_entry_and_its_errors():
     """The call returns its outputs; a latent ring, a plan of another ring, short k, a state id past
     the slab are refused with both numbers."""

@@ -9,7 +9,7 @@ from ...layouts.sizes import div_ceil
 from ..checks import check_latent_kernel, check_window_prefill
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
-from . import window_prefill_sm90
+from . import window_prefill_gqa, window_prefill_sm90
 from .attention_shapes import (
     Variant,
     attention_macros,
@@ -73,21 +73,28 @@ def window_prefill(
     stream: Any = None,
     variant: Variant | None = None,
 ) -> None:
-    """q bf16 [T, H, D] against a joint buffer -> out bf16 [T, H, D], lse float32 [T, H].
+    """q bf16 or float16 [T, H, D] against a joint buffer -> out like q, lse float32 [T, H].
 
-    `variant` forces one kernel where two serve the layer, see `choose_variant`.
+    `variant` forces one kernel where two serve the layer, see `choose_variant`. Records of K and V
+    apart go through window_prefill_gqa.py, which takes memory for the decoded keys.
     """
     op = "window_prefill"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
     capped = {**options, "softcap": softcap}
     check_window_prefill(q, records, plan, record_format, out, lse, **capped)
-    check_latent_kernel(op, record_format, plan, softcap)
-    check_head_dim(op, record_format)
-    check_output_bits(op, out)
     check_current_device(op, q)
     for name, array in (("q", q), ("out", out)):
         check_alignment(op, name, array, RECORD_ALIGN)
     check_alignment(op, "records", records, piece_bytes(record_format.record_bytes))
+    if not record_format.latent:
+        del capped["rope_out"]  # None: checked
+        forced = {} if variant is None else {"variant": variant}
+        arrays = (q, records, plan, record_format, out, lse)
+        window_prefill_gqa.launch(*arrays, **capped, **forced, stream=stream)
+        return
+    check_latent_kernel(op, record_format, plan, softcap)
+    check_head_dim(op, record_format)
+    check_output_bits(op, out)
 
     tokens, num_q_heads = q.shape[:2]
     shape = (record_format, plan, num_q_heads, rope_out, softmax_scale)
