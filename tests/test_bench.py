@@ -132,6 +132,7 @@ class UnbackedPlace:
             "fill_ring": lambda *_: None,
             "poisoned_slab": lambda *_: None,
             "random_bf16": lambda place, shape, rng: place.empty(shape, np.uint16),
+            "new_vectors": lambda *_: None,
             "random_records": lambda rows, fmt, rng: np.zeros((1, fmt.record_bytes), np.uint8),
             "_repeated": lambda *_: (None, None),
         }.items():

@@ -19,7 +19,7 @@ from ...schedules.plan_decode import plan_decode
 from .common import POISON_BYTE, Place
 
 SCALE_CODES = (117, 123)  # first and last + 1: values up to 448 * 2^-5
-FIRST_POSITIONS = (1_000, 1_000_000)  # of sequences; past any ring's length, so that rings wrap
+FIRST_POSITIONS = (10_000, 1_000_000)  # of sequences; past any ring's length, so that rings wrap
 SPARE_SLOTS = 3  # state slots that no sequence owns
 SAMPLE_SEQUENCES = 2  # looked at by a check: the reference is slow
 SAMPLE_ROWS = 32
@@ -65,6 +65,26 @@ def random_bf16(place: Place, shape: tuple[int, ...], rng: np.random.Generator) 
     return out
 
 
+def new_vectors(place: Place, fmt: RecordFormat, tokens: int, rng: np.random.Generator) -> Any:
+    """What records of `fmt` are made from, bf16 bits: [tokens, head_dim], or the pair (k, v)."""
+    if fmt.latent:
+        return random_bf16(place, (tokens, fmt.head_dim), rng)
+    shape = (tokens, fmt.num_kv_heads, fmt.head_dim)
+    return random_bf16(place, shape, rng), random_bf16(place, shape, rng)
+
+
+def vector_bytes(fmt: RecordFormat) -> int:
+    """Bytes of one token of `new_vectors`."""
+    return 2 * fmt.num_vectors * fmt.head_dim
+
+
+def host_vectors(place: Place, kv: Any, rows: np.ndarray) -> Any:
+    """Some tokens of `new_vectors`, on the host."""
+    if isinstance(kv, tuple):
+        return tuple(host_rows(place, part, rows) for part in kv)
+    return host_rows(place, kv, rows)
+
+
 def random_records(num_rows: int, fmt: RecordFormat, rng: np.random.Generator) -> np.ndarray:
     """Records on the host, uint8 [num_rows, record_bytes], all finite."""
     if fmt.type != "mxfp8":
@@ -78,9 +98,9 @@ def random_records(num_rows: int, fmt: RecordFormat, rng: np.random.Generator) -
 
 
 def window_layers(cfg: Config) -> tuple[LayerConfig, ...]:
-    """Layers with the first layer's window, ring and format: the input sets of a bench rotate over
-    them, as a step does."""
-    first = cfg.layers[0]
+    """Layers with the window, ring and format of the first layer that has a window: the input sets
+    of a bench rotate over them, as a step does."""
+    first = next(layer for layer in cfg.layers if layer.window is not None)
     same = [
         layer
         for layer in cfg.layers
@@ -101,13 +121,15 @@ def fill_ring(
 ) -> None:
     """Random records in every row of a layer's rings."""
     fmt = layer.record_format
-    values, scales = layout.planes(slab, layer.id)
-    slots, ring_len = values.shape[:2]
+    slots, ring_len = slab.size // layout.slot_bytes, layout.ring(layer.id).ring_len
     records = random_records(slots * ring_len, fmt, rng).reshape(slots, ring_len, 1, -1)
     records = upload(place, records)
+    if fmt.plane_order == "interleaved":
+        layout.view(slab, layer.id)[...] = records
+        return
+    values, scales = layout.planes(slab, layer.id)
     values[...] = records[..., : fmt.value_bytes]
-    if fmt.scale_bytes:
-        scales[...] = records[..., fmt.value_bytes :]
+    scales[...] = records[..., fmt.value_bytes :]
 
 
 @dataclass(frozen=True)

@@ -92,11 +92,12 @@ def prepare(place: Place, cfg: Config, shape: Shape, rng: np.random.Generator) -
 
 
 def options_of(layer: Any, sink: Any) -> dict[str, Any]:
-    return {
+    options = {
         "softmax_scale": layer.softmax_scale,
         "sink": sink if layer.sink else None,
         "rope_out": layer.rope if layer.inverse_rope_out else None,
     }
+    return {**options, "softcap": layer.softcap} if layer.softcap else options
 
 
 def bytes_of(sequences: Sequences, plan: Any, heads: int, layer: Any) -> int:
