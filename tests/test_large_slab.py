@@ -84,3 +84,35 @@ def test_o01_state_slots_past_2_31_and_2_32_bytes(name, state, heads):
     operations("reference").ring_store(host, layout, 42, kv, first, i32(range(140)))
     operations("reference").store_records(host, layout, 41, records, first, i32(range(140)))
     np.testing.assert_array_equal(found[1][0], host)
+
+
+@pytest.mark.parametrize("past", [2**31, 2**32])
+@pytest.mark.gpu
+def test_blocks_past_2_31_and_2_32_bytes(past):
+    """32 layers of 8 KV heads of 128 in blocks of 16 tokens, 1,081,344 bytes: what the last three
+    blocks of a pool that ends past 2^31 or 2^32 bytes store and load is what the only three of a
+    small pool do, bit for bit, and the bytes before them are untouched."""
+    import cupy
+
+    fmt = record_format(128, kv_heads=8)
+    layout = rs.build_paged_layout([(layer, fmt) for layer in range(32)], 16, 32)
+    assert layout.block_bytes == 1_081_344
+    rng = np.random.default_rng(1)
+    kv = tuple(to_backend(random_bf16(rng, (40, 8, 128)), "cuda") for _ in range(2))
+    ids, positions = np.zeros(40, np.int32), i32(range(40))
+    places = to_backend(ids, "cuda"), to_backend(positions, "cuda")
+    ops, found = operations("cuda"), []
+    for first in (past // layout.block_bytes + 1, 0):
+        pool = cupy.full((first + 3) * layout.block_bytes, 0xFF, cupy.uint8)
+        tables = to_backend(i32([[first + 2, first, first + 1]]), "cuda")
+        ops.paged_store(pool, layout, 31, kv, tables, *places)
+        k, v = (cupy.zeros((40, 8, 128), cupy.uint16) for _ in range(2))
+        ops.paged_load(pool, layout, 31, tables, to_backend(i32([0, 40]), "cuda"), k, v)
+        before = pool[: first * layout.block_bytes]
+        assert first == 0 or int(before.min()) == 0xFF
+        found.append([to_host(x) for x in (pool[first * layout.block_bytes :], k, v)])
+        del pool, before
+        cupy.get_default_memory_pool().free_all_blocks()
+    for large, small in zip(*found, strict=True):
+        np.testing.assert_array_equal(large, small)
+    assert (found[0][0] != 0xFF).any()
