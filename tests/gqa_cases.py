@@ -1,4 +1,4 @@
-"""Grouped-query rings for tests: records, plans, and the float64 answer, all from the definition."""
+"""Grouped-query rings for tests: records, plans, and the float64 answer from the definition."""
 
 import dataclasses
 
@@ -6,6 +6,9 @@ import numpy as np
 from helpers import POISON, bf16, from_bf16, i32, make_layout, poisoned_slab
 
 from ringslab.layouts.formats import MX_BLOCK, make_record_format
+from ringslab.layouts.paged import NO_BLOCK, build_paged_layout
+from ringslab.layouts.rings import ring_index
+from ringslab.layouts.sizes import div_ceil
 from ringslab.rawkernels.reference.bound import Expected, assert_within_bound
 from ringslab.rawkernels.reference.dequantize_mxfp8 import dequantized
 from ringslab.schedules.plan_decode import build_decode_plan
@@ -69,32 +72,36 @@ class GqaCase:
 
     def __init__(
         self, seqs, *, record_type="bf16", head_dim=64, kv_heads=8, heads=64, window=128,
-        ring_len=None, padding=0, seed=0, sink=True,
+        ring_len=None, sink_tokens=0, padding=0, seed=0, sink=True,
     ):  # fmt: skip
         rng = np.random.default_rng(seed)
         self.fmt = fmt = gqa_format(record_type, head_dim, kv_heads)
-        self.ring_len = ring_len or window + max(n for _, n in seqs)
-        self.layout = make_layout(fmt, self.ring_len)
+        self.ring_len = ring_len or window + sink_tokens + max(n for _, n in seqs)
+        self.layout = make_layout(fmt, self.ring_len, sink_tokens=sink_tokens)
         self.slab = poisoned_slab(self.layout, len(seqs) + 2)
         records = self.layout.view(self.slab, LAYER)
         states = rng.permutation(len(seqs) + 2)[: len(seqs)]
         self.held = []
         for (first, tokens), state in zip(seqs, states, strict=True):
-            positions = np.arange(max(0, first - window + 1), first + tokens)
+            positions = np.arange(first + tokens)
+            positions = positions[(positions < sink_tokens) | (positions > first - window)]
             rows, k, v = random_records(rng, fmt, len(positions))
-            records[state, positions % self.ring_len, 0] = rows
-            self.held.append((int(positions[0]), k, v))
-        self.seqs, self.window = seqs, window
+            records[state, ring_index(positions, self.ring_len, sink_tokens), 0] = rows
+            self.held.append((positions, k, v))
+        self.seqs, self.window, self.sink_tokens = seqs, window, sink_tokens
         lengths = [tokens for _, tokens in seqs]
         total = sum(lengths)
         self.plan = build_decode_plan(
             i32([*np.repeat(states, lengths), *[-1] * padding]),
             i32(np.concatenate([*[np.arange(p, p + n) for p, n in seqs], np.zeros(padding)])),
             # The first padding token follows the last sequence's tokens, others are their own.
-            cu_seqlens_q=i32(np.cumsum([0, *lengths[:-1], lengths[-1] + min(padding, 1)])
-                             .tolist() + list(range(total + 2, total + padding + 1))),
+            cu_seqlens_q=i32(
+                np.cumsum([0, *lengths[:-1], lengths[-1] + min(padding, 1)]).tolist()
+                + list(range(total + 2, total + padding + 1))
+            ),
             window=window,
             ring_len=self.ring_len,
+            sink_tokens=sink_tokens,
             mode="causal",
         )
         x = rng.standard_normal((total + padding, heads, head_dim), np.float32)
@@ -107,9 +114,10 @@ class GqaCase:
         lse = np.full(self.q.shape[:2], -np.inf, np.float32)
         q = element_values(self.fmt.type, self.q).astype(np.float64)
         token = 0
-        for (first, tokens), (start, k, v) in zip(self.seqs, self.held, strict=True):
+        for (first, tokens), (positions, k, v) in zip(self.seqs, self.held, strict=True):
             for p in range(first, first + tokens):
-                keys = slice(max(0, p - self.window + 1) - start, p + 1 - start)
+                keys = (positions > p - self.window) | (positions < self.sink_tokens)
+                keys &= positions <= p
                 out[token], lse[token] = attention(q[token], k[keys], v[keys], **options)
                 round_to = "fp16" if self.fmt.type == "fp16" else "bf16"
                 rounded[token], _ = attention(
@@ -135,7 +143,8 @@ class GqaCase:
         alone.seqs, alone.held, alone.q = [self.seqs[i]], [self.held[i]], self.q[start:end].copy()
         cut = {
             name: getattr(self.plan, name)[start:end].copy()
-            for name in ("state_ids", "positions", "offset_len", "index")
+            for name in ("state_ids", "positions", "offset_len", "index", "num_pinned")
+            if getattr(self.plan, name) is not None
         }
         cut |= {"cu_seqlens_q": i32([0, end - start]), "num_seqs": 1, "max_seqlen_q": end - start}
         alone.plan = dataclasses.replace(self.plan, **cut)
@@ -143,3 +152,41 @@ class GqaCase:
 
 
 assert POISON == 0xFF  # NaN as bf16 and fp16, NaN values and scales as MXFP8
+
+
+class PagedCase:
+    """Sequences (first position, tokens) in a pool of shuffled blocks of 16 tokens of two layers.
+    Blocks hold the records so far; all other bytes of the pool are 0xFF. The last sequence's
+    tokens are followed by padding."""
+
+    def __init__(
+        self, seqs, *, record_type="bf16", head_dim=64, kv_heads=8, heads=64, block_size=16,
+        padding=0, max_blocks=None, seed=0, sink=True,
+    ):  # fmt: skip
+        rng = np.random.default_rng(seed)
+        self.fmt = fmt = gqa_format(record_type, head_dim, kv_heads)
+        self.layout = build_paged_layout([(0, fmt), (LAYER, fmt)], block_size, 32)
+        needed = [div_ceil(first + tokens, block_size) for first, tokens in seqs]
+        blocks = rng.permutation(sum(needed) + 2)
+        self.pool = np.full(len(blocks) * self.layout.block_bytes, POISON, np.uint8)
+        records = self.layout.view(self.pool, LAYER)
+        self.tables = np.full((len(seqs), max_blocks or max(needed) + 1), NO_BLOCK, np.int32)
+        self.held, taken = [], 0
+        for i, (first, tokens) in enumerate(seqs):
+            self.tables[i, : needed[i]] = blocks[taken : taken + needed[i]]
+            taken += needed[i]
+            positions = np.arange(first + tokens)
+            rows, k, v = random_records(rng, fmt, len(positions))
+            places = self.tables[i, positions // block_size]  # rounded down: the block it lies in
+            records[places, positions % block_size, 0] = rows
+            self.held.append((positions, k, v))
+        lengths = [tokens for _, tokens in seqs]
+        self.seqs, self.window, self.sink_tokens = seqs, 2**31, 0
+        self.seq_ids = i32([*np.repeat(np.arange(len(seqs)), lengths), *[-1] * padding])
+        parts = [np.arange(p, p + n) for p, n in seqs]
+        self.positions = i32(np.concatenate([*parts, np.zeros(padding)]))
+        x = rng.standard_normal((sum(lengths) + padding, heads, head_dim), np.float32)
+        self.q = element_bits(record_type, x)
+        self.sink = rng.standard_normal(heads).astype(np.float32) if sink else None
+
+    expected, check = GqaCase.expected, GqaCase.check

@@ -9,13 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gqa_cases import LAYER, GqaCase
+from gqa_cases import LAYER, GqaCase, gqa_format
 from helpers import Guarded
 from host_build import build_library
 
 from ringslab.layouts.sizes import div_ceil
 from ringslab.rawkernels.cuda import window_decode_gqa as launcher
-from ringslab.rawkernels.cuda.gqa_shapes import PART_KEYS, Cut, gqa_macros, state_floats
+from ringslab.rawkernels.cuda.gqa_shapes import (
+    Cut,
+    block_threads,
+    choose_cut,
+    gqa_macros,
+    shared_bytes,
+    state_words,
+)
 from ringslab.rawkernels.ring_access import ring_access
 
 CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
@@ -51,13 +58,12 @@ def play(monkeypatch, case, cut, *, seed=0, **options):
     out = Guarded(case.q.shape, np.uint16, "cpu")
     lse = Guarded(case.q.shape[:2], np.float32, "cpu")
     access = ring_access("test", case.layout, LAYER)
-    num_parts = div_ceil(access.ring_len, PART_KEYS)
     monkeypatch.setattr(launcher, "device_pointer", lambda x: 0 if x is None else x.ctypes.data)
 
     kept = [None, None]
 
     def workspace(fmt, cut, units, parts, stream):
-        floats = units * cut.heads * parts * state_floats(fmt, cut)
+        floats = units * cut.heads * parts * state_words(fmt.head_dim, cut.row_tiles) * 32
         kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
         return tuple(kept)
 
@@ -68,8 +74,9 @@ def play(monkeypatch, case, cut, *, seed=0, **options):
         case.q, case.slab, case.plan, out.array, lse.array, access, slots,
         options["softmax_scale"], options.get("sink", case.sink), softcap, cut, None,
     )  # fmt: skip
-    run = host_kernel(launcher.WINDOW_DECODE_GQA, gqa_macros(case.fmt, cut, num_parts, softcap != 0))
-    run(ctypes.c_void_p(params.ctypes.data), units * cut.splits, 32 * (cut.heads + 1), seed)
+    macros = gqa_macros(case.fmt, cut, access.ring_len, softcap != 0)
+    run = host_kernel(launcher.WINDOW_DECODE_GQA, macros)
+    run(ctypes.c_void_p(params.ctypes.data), units * cut.splits, block_threads(cut), seed)
     assert not kept[1].any()  # counters are 0 again
     return out.host(), lse.host()
 
@@ -110,8 +117,8 @@ def test_play(monkeypatch, record_type, head_dim, kv_heads, heads, cut):
 
 @needs_gxx
 def test_play_parts(monkeypatch):
-    """A ring of 600, three parts: one block, three blocks and two give the same bits, whatever heads
-    a block has; sequences of 1, 300 and 2,000 tokens so far."""
+    """A ring of 600, three parts: one block, three blocks and two give the same bits, whatever
+    heads a block has; sequences of 1, 300 and 2,000 tokens so far."""
     seqs = [(0, 1), (299, 1), (1999, 2)]
     case = GqaCase(seqs, record_type="mxfp8", head_dim=64, kv_heads=2, heads=4, window=590,
                    ring_len=600)  # fmt: skip
@@ -132,3 +139,29 @@ def test_play_windows(monkeypatch, window):
     options = {"softmax_scale": 0.5, "softcap": 3.0}
     out, lse = play(monkeypatch, case, Cut(1, 1, 2, True), **options)
     case.check(out, lse, **options)
+
+
+@needs_gxx
+def test_play_pinned(monkeypatch):
+    """Rings of 21 pinned and 40 turning positions, sequences shorter than the pinned part, just
+    longer, wrapped; steps of 2 tokens: within the bound."""
+    seqs = [(0, 2), (20, 2), (22, 1), (60, 2), (500, 2)]
+    case = GqaCase(seqs, head_dim=64, kv_heads=1, heads=2, window=38, sink_tokens=21, padding=1)
+    options = {"softmax_scale": 0.125}
+    out, lse = play(monkeypatch, case, Cut(1, 1, 2, True), **options)
+    case.check(out, lse, **options)
+
+
+@pytest.mark.parametrize("record_type", ["bf16", "mxfp8"])
+@pytest.mark.parametrize("num_seqs", [1, 64, 256, 4096])
+@pytest.mark.parametrize(("head_dim", "kv_heads", "group"), [(64, 8, 8), (128, 8, 4), (256, 16, 2)])
+def test_cuts(record_type, num_seqs, head_dim, kv_heads, group):
+    """Whatever the batch, a cut fits: heads divide, a block's shared memory is at most 227 KB."""
+    fmt = gqa_format(record_type, head_dim, kv_heads)
+    for tokens in (1, 3, 8):
+        for max_length in (129, 4097, 131_072):
+            cut = choose_cut(fmt, group, tokens, num_seqs, max_length, 132, bulk=True)
+            assert kv_heads % cut.heads == 0
+            assert cut.stages >= 2
+            assert shared_bytes(fmt, cut) <= 227 * 1024
+            assert cut.splits <= max(1, div_ceil(max_length, 256))

@@ -28,6 +28,10 @@
 #ifndef NUM_STAGES
 #error "NUM_STAGES: tiles of keys in shared memory"
 #endif
+#ifndef KEY_TILE
+#error "KEY_TILE: keys of a stage and of a step of the online softmax, 16 or 32; decides bits"
+#endif
+static_assert(KEY_TILE == 16 || KEY_TILE == 32, "a lane fetches a key, a product has 16");
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM >= 32 && HEAD_DIM <= 256, "a product has 16 columns");
 static_assert(RECORD_TYPE != 2 || HEAD_DIM % MX_BLOCK == 0, "scales are of 32 columns");
 static_assert(NUM_KV_HEADS % HEADS == 0 && HEADS <= 8, "8 warps and one more fit 2 blocks an SM");
@@ -36,7 +40,7 @@ static_assert(16 % COPY_ALIGN == 0, "COPY_ALIGN is a power of two");
 static_assert(NUM_STAGES >= 2, "a stage is filled while another is read");
 
 constexpr bool MXFP8 = RECORD_TYPE == 2;
-constexpr int KEY_TILE = 16;  // keys of a stage, rows of a product
+
 constexpr int NUM_BLOCKS = HEAD_DIM / MX_BLOCK;
 constexpr int HEAD_BYTES = HEAD_DIM * (MXFP8 ? 1 : 2);
 constexpr int SCALES_BYTES = MXFP8 ? NUM_KV_HEADS * NUM_BLOCKS : 0;
@@ -103,25 +107,35 @@ __device__ __forceinline__ void copy_run(uint32_t to, const uint8_t* from, int f
   }
 }
 
-// Fills a stage: all lanes of one warp. Lane i (and 16 + i) has the address of the record of key i,
-// null for keys that nobody sees; their bytes stay what they are. `filled` is the stage's barrier.
+// Zeros in place of the records of lost keys: lane i says whether key i is one.
+__device__ __forceinline__ void clear_keys(uint32_t stage, bool lost) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t keys = __ballot_sync(~0u, lost);
+  for (int key = 0; key < KEY_TILE; key++) {
+    if (!(keys >> key & 1)) continue;
+    for (int i = lane * 16; i < KEY_STRIDE; i += 32 * 16)
+      store_shared16(stage + key * KEY_STRIDE + i, make_uint4(0, 0, 0, 0));
+  }
+  if (BULK) fence_async_proxy();
+  __syncwarp();
+}
+
+// Fills a stage: all lanes of one warp. Lane i has the address of the record of key i, null for keys
+// that nobody sees; their bytes stay what they are. `filled` is the stage's barrier.
 __device__ __forceinline__ void fill_stage(uint32_t stage, const uint8_t* record, int first_head,
                                            uint32_t filled) {
   const int lane = threadIdx.x % 32;
-  const uint32_t wanted = __ballot_sync(~0u, record != nullptr) & 0xFFFFu;
   if constexpr (BULK) {
     constexpr int BYTES = WHOLE ? RECORD_BYTES : 2 * (VALUES_BYTES + SCALES_BYTES);
+    const uint32_t wanted = __ballot_sync(~0u, record != nullptr);
     if (lane == 0) barrier_expect(filled, __popc(wanted) * BYTES);
     __syncwarp();
     if (record == nullptr) return;
-    const uint32_t to = stage + lane % 16 * KEY_STRIDE;
-    if (lane < 16) {
-      copy_run<0>(to, record, first_head, filled);
-      copy_run<2>(to, record, first_head, filled);
-    } else {
-      copy_run<1>(to, record, first_head, filled);
-      copy_run<3>(to, record, first_head, filled);
-    }
+    const uint32_t to = stage + lane * KEY_STRIDE;
+    copy_run<0>(to, record, first_head, filled);
+    copy_run<1>(to, record, first_head, filled);
+    copy_run<2>(to, record, first_head, filled);
+    copy_run<3>(to, record, first_head, filled);
   } else {
 #pragma unroll 4
     for (int key = 0; key < KEY_TILE; key++) {

@@ -7,22 +7,23 @@ heads of a block, query rows of a warp, stages and splits may follow from the ba
 from dataclasses import dataclass
 from functools import cache
 from math import e, gcd, log2
+from typing import Any
 
 from ...layouts.errors import ArgumentError
 from ...layouts.formats import MX_BLOCK, RecordFormat
 from ...layouts.sizes import align_up, div_ceil, div_exact
+from ..arrays import FP16
 from ..device.kernel_source import MacroItems, macro_set
 
-KEY_TILE = 16  # keys of a stage; part of what decides an output's bits
-PART_KEYS = 256  # keys summed on their own before parts are merged in order; decides bits, too
 RECORD_TYPES = {"bf16": 0, "fp16": 1, "mxfp8": 2}
 MAX_HEAD_DIM = 256
 MAX_BLOCK_HEADS = 8  # KV heads of a thread block, a warp each
 MAX_ROW_TILES = 4  # groups of 8 query rows of a warp; a lane reads the plan of a token
-ACCUMULATORS = 256  # ROW_TILES * HEAD_DIM that fit the registers
+ACCUMULATORS = 256  # ROW_TILES * HEAD_DIM that fit the registers; with several parts half of it
 STAGE_BYTES = 36 * 1024  # of 16 keys; above this a block serves fewer heads
 BLOCK_SHARED = 101_000  # two blocks share a multiprocessor of 227 KB; one fits 99 KB of sm_86
-SMALL_BLOCK_SHARED = 50_000  # of blocks of few warps, four of which share a multiprocessor
+SMALL_BLOCK_SHARED = 52_000  # of blocks of few warps, four of which share a multiprocessor
+LONE_BLOCK_SHARED = 210_000  # of blocks that have a multiprocessor to themselves
 MAX_STAGES = 8
 MAX_SPLIT_BYTES = 64 * 2**20  # partial states in flight
 
@@ -31,22 +32,21 @@ MAX_SPLIT_BYTES = 64 * 2**20  # partial states in flight
 class Cut:
     """How a layer is cut: KV heads of a block, groups of 8 query rows of a warp, tiles of keys in
     shared memory, whole runs copied at once or 16 bytes a lane, blocks that share a sequence's
-    parts, thread blocks that should fit a multiprocessor."""
+    parts."""
 
     heads: int
     row_tiles: int
     stages: int
     bulk: bool
     splits: int = 1
-    min_blocks: int = 1
 
 
-def run_align(fmt: RecordFormat, base_align: int = 16) -> int:
+def run_align(fmt: RecordFormat) -> int:
     """What every run of a record begins and ends at a multiple of, at most 16 bytes."""
     element = 1 if fmt.type == "mxfp8" else 2
     values = fmt.head_dim * element * fmt.num_kv_heads
     scales = _scales(fmt)
-    return gcd(gcd(16, base_align), gcd(gcd(values, values + scales), fmt.head_dim * element))
+    return gcd(16, values, values + scales, fmt.head_dim * element)
 
 
 def _scales(fmt: RecordFormat) -> int:
@@ -62,8 +62,25 @@ def key_stride(fmt: RecordFormat, heads: int) -> int:
     return row if row // 16 % 2 else row + 16  # exact: whole 16s
 
 
-def max_row_tiles(head_dim: int) -> int:
-    return max(1, min(MAX_ROW_TILES, ACCUMULATORS // head_dim))  # rounded down
+def max_row_tiles(head_dim: int, num_parts: int) -> int:
+    room = ACCUMULATORS if num_parts == 1 else ACCUMULATORS // 2
+    return max(1, min(MAX_ROW_TILES, room // head_dim))  # rounded down
+
+
+def key_tile(head_dim: int) -> int:
+    """Keys of a stage and of a step of the online softmax; decides bits."""
+    return 16
+
+
+def part_keys(max_length: int) -> int:
+    """Keys that are summed on their own before parts are merged in order; decides bits. Longer
+    lists have longer parts, so that their partial states are no burden."""
+    return 256 if max_length <= 8192 else 1024
+
+
+def parts_of(max_length: int) -> int:
+    """Parts of the longest list of keys that a layer can have."""
+    return div_ceil(max_length, part_keys(max_length))
 
 
 def choose_cut(
@@ -71,49 +88,59 @@ def choose_cut(
     group: int,
     max_tokens: int,
     num_seqs: int,
-    num_parts: int,
+    max_length: int,
     multiprocessors: int,
     *,
     bulk: bool,
 ) -> Cut:
-    """The cut of a batch of num_seqs sequences of at most max_tokens query tokens each."""
+    """The cut of a batch of num_seqs sequences of at most max_tokens query tokens each; `bulk`:
+    the device has bulk copies."""
     tiles = div_ceil(group * max_tokens, 8)
+    num_parts = parts_of(max_length)
     row_tiles = next((n for n in (1, 2, 4) if n >= tiles), MAX_ROW_TILES)
-    row_tiles = min(row_tiles, max_row_tiles(fmt.head_dim))
-    row_groups = div_ceil(tiles, row_tiles)
+    row_tiles = min(row_tiles, max_row_tiles(fmt.head_dim, num_parts))
+    units = num_seqs * div_ceil(tiles, row_tiles)
+
     sizes = [n for n in range(MAX_BLOCK_HEADS, 0, -1) if fmt.num_kv_heads % n == 0]
-    fitting = [n for n in sizes if KEY_TILE * key_stride(fmt, n) <= STAGE_BYTES] or sizes[-1:]
-    # Many blocks hide each other's beginnings and ends; whole records are the best copies.
-    wanted = 2 * multiprocessors
-    units = num_seqs * row_groups
-    enough = [n for n in fitting if units * div_exact(fmt.num_kv_heads, n) >= wanted]
-    heads = enough[0] if enough else fitting[-1] if num_parts == 1 else fitting[0]
-    splits = 1
+    tile = key_tile(fmt.head_dim)
+    fitting = [n for n in sizes if tile * key_stride(fmt, n) <= STAGE_BYTES] or sizes[-1:]
+    whole = fitting[0] == fmt.num_kv_heads and run_align(fmt) == 16
+    heads = fitting[0]
+    if not (whole and fmt.type == "mxfp8"):  # where runs are short, whole records or nothing
+        # Half of the heads at most, so that more blocks than multiprocessors hide each other's
+        # beginnings and ends.
+        blocks = [n for n in fitting if n <= 4 or n < fmt.num_kv_heads] or fitting[-1:]
+        enough = [n for n in blocks if units * div_exact(fmt.num_kv_heads, n) >= multiprocessors]
+        heads = (enough or blocks)[0]
     blocks = units * div_exact(fmt.num_kv_heads, heads)
-    if num_parts > 1 and blocks < wanted:
-        splits = min(num_parts, div_ceil(wanted, max(blocks, 1)))
-        per_split = div_ceil(num_parts, splits)
-        splits = div_ceil(num_parts, per_split)
-        partial = blocks * heads * num_parts * 4 * row_tiles * (fmt.head_dim // 16 + 1) * 32 * 4
-        if partial > MAX_SPLIT_BYTES:
-            splits = 1
-    room = BLOCK_SHARED if heads > 4 or num_parts > 1 else SMALL_BLOCK_SHARED
-    stage = KEY_TILE * key_stride(fmt, heads)
+    splits = 1
+    if num_parts > 1 and blocks < multiprocessors:
+        splits = min(num_parts, div_ceil(2 * multiprocessors, max(blocks, 1)))
+        partial = blocks * heads * num_parts * 4 * state_words(fmt.head_dim, row_tiles) * 32
+        splits = splits if partial <= MAX_SPLIT_BYTES else 1
+    stage = tile * key_stride(fmt, heads)
+    room = BLOCK_SHARED if blocks * splits > multiprocessors else LONE_BLOCK_SHARED
+    room = room if heads * fmt.head_dim > 256 else SMALL_BLOCK_SHARED
     stages = max(2, min(MAX_STAGES, room // stage))  # rounded down
-    return Cut(heads, row_tiles, stages, bulk, splits, 2 if row_tiles * fmt.head_dim <= 128 else 1)
+    return Cut(heads, row_tiles, stages, bulk and whole and heads == fitting[0], splits)
 
 
 def shared_bytes(fmt: RecordFormat, cut: Cut) -> int:
     """sizeof(Shared) in window_decode_gqa.cuh, which asserts it."""
-    stages = cut.stages * KEY_TILE * key_stride(fmt, cut.heads)
-    return align_up(stages + cut.stages * 16 + cut.row_tiles * 8 * 8 + 4, 16)
+    stages = cut.stages * key_tile(fmt.head_dim) * key_stride(fmt, cut.heads)
+    return align_up(stages + cut.stages * 16 + cut.row_tiles * 8 * 12 + 4, 16)
+
+
+def _min_blocks(cut: Cut, head_dim: int) -> int:
+    """Blocks that shall fit a multiprocessor. Two of 9 warps leave a thread 96 registers, two of 5
+    warps 168; more accumulators need more."""
+    width = cut.row_tiles * head_dim
+    return 2 if width <= 64 or (width <= 128 and cut.heads <= 4) else 1
 
 
 @cache
-def gqa_macros(
-    fmt: RecordFormat, cut: Cut, num_parts: int, softcap: bool, base_align: int = 16
-) -> MacroItems:
-    align = run_align(fmt, base_align)
+def gqa_macros(fmt: RecordFormat, cut: Cut, max_length: int, softcap: bool) -> MacroItems:
+    align = run_align(fmt)
     return macro_set(
         HEAD_DIM=fmt.head_dim,
         NUM_KV_HEADS=fmt.num_kv_heads,
@@ -124,9 +151,10 @@ def gqa_macros(
         NUM_STAGES=cut.stages,
         ROW_TILES=cut.row_tiles,
         SOFTCAP=int(softcap),
-        PART_KEYS=PART_KEYS,
-        MULTI_PART=int(num_parts > 1),
-        MIN_BLOCKS=cut.min_blocks,
+        KEY_TILE=key_tile(fmt.head_dim),
+        PART_KEYS=part_keys(max_length),
+        MULTI_PART=int(parts_of(max_length) > 1),
+        MIN_BLOCKS=_min_blocks(cut, fmt.head_dim),
         SHARED_BYTES=shared_bytes(fmt, cut),
     )
 
@@ -155,7 +183,18 @@ def check_shape(op: str, fmt: RecordFormat, num_q_heads: int) -> int:
     return num_q_heads // fmt.num_kv_heads  # exact: checked above
 
 
-def state_floats(fmt: RecordFormat, cut: Cut) -> int:
-    """Floats of a warp's partial state, STATE_WORDS * 32 in window_decode_gqa.cuh."""
-    return 4 * cut.row_tiles * (div_exact(fmt.head_dim, 16) + 1) * 32
+def block_threads(cut: Cut) -> int:
+    return 32 * (cut.heads + 1)
 
+
+def check_output_type(op: str, q: Any, out: Any) -> None:
+    """ArgumentError where out is not what a GPU writes: the type of q, bf16 as its bits."""
+    if out.dtype.itemsize != 2 or (out.dtype == FP16) != (q.dtype == FP16):
+        raise ArgumentError(
+            f"{op}: out.dtype={out.dtype} but on a GPU it must be like q, of {q.dtype}"
+        )
+
+
+def state_words(head_dim: int, row_tiles: int) -> int:
+    """Words of a lane's partial state, STATE_WORDS in window_decode_gqa.cuh."""
+    return 4 * row_tiles * (div_exact(head_dim, 16) + 1)

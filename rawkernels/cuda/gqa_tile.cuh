@@ -1,5 +1,5 @@
-// Attention of the query rows of one KV head over tiles of 16 keys: one warp, everything in
-// registers but the keys.
+// Attention of the query rows of one KV head over tiles of 16 or 32 keys: one warp, everything
+// in registers but the keys.
 //
 // Products are turned around, S^T = K Q^T and O^T = V^T P^T: keys, then columns, are the 16 rows of
 // mma.m16n8k16 and query rows its 8 columns, because a decode step has few query rows and many
@@ -23,11 +23,15 @@ static_assert(ROW_TILES * HEAD_DIM <= 256, "accumulators of part and total fit t
 #define NEGATIVE_INFINITY __int_as_float(0xFF800000)
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
+constexpr int M_TILES = KEY_TILE / 16;
 constexpr int K_STEPS = HEAD_DIM / 16;
 constexpr int COLUMN_TILES = HEAD_DIM / 16;
 // A scale is read as 1.5 * 2^(code - 127): with that mantissa, code 255 is NaN by itself.
 constexpr int V_SCALE_SHIFT = 64;  // added to V's codes; codes above 255 - 64 are NaN
 constexpr float OUT_FACTOR = MXFP8 ? 72057594037927936.0f / 1.5f : 1.0f;  // 2^(120 - 64) / 1.5
+// A maximum may lag behind by this much (in units of log2): rescaling what was summed is rare then,
+// and probabilities are at most 2^8.
+constexpr float MAXIMUM_LAG = 8.0f;
 constexpr float TWO_THIRDS = 0.66666666666666667f;
 
 // Query rows of a warp as B operands. MXFP8: columns 4t .. 4t + 3 of each 16, in the order of the
@@ -35,6 +39,11 @@ constexpr float TWO_THIRDS = 0.66666666666666667f;
 struct QueryRows {
   uint32_t words[K_STEPS][ROW_TILES][2];
   float factor[ROW_TILES][2];  // from sums of products to scores in units of log2 (softcap: of 2/cap)
+};
+// Scores, then probabilities, of a tile. Lane: keys 16m + g and 16m + g + 8, rows 2t and 2t + 1 of
+// each group n.
+struct Scores {
+  float s[M_TILES][ROW_TILES][4];
 };
 // Online softmax and output of a part of the keys, or of all of them.
 struct State {
@@ -144,9 +153,9 @@ __device__ __forceinline__ void load_rows(QueryRows& rows, const uint16_t* const
   }
 }
 
-// s: sums of products of keys g and g + 8 (of the tile) with rows 2t, 2t + 1 of each group.
-// keys: shared address of this head's K in the tile; scales: of its codes.
-__device__ __forceinline__ void score_tile(float (&s)[ROW_TILES][4], const QueryRows& rows,
+// Sums of products of keys g and g + 8 of 16 with rows 2t, 2t + 1 of each group. keys: shared
+// address of this head's K of the 16 keys; scales: of its codes.
+__device__ __forceinline__ void score_keys(float (&s)[ROW_TILES][4], const QueryRows& rows,
                                            uint32_t keys, uint32_t scales) {
   const int lane = threadIdx.x % 32;
   const uint32_t at = keys + lane % 16 * KEY_STRIDE + lane / 16 * 16;
@@ -193,32 +202,48 @@ __device__ __forceinline__ void score_tile(float (&s)[ROW_TILES][4], const Query
 }
 
 // cap * tanh(score / cap), from 2 / cap of the score, all in units of log2.
-__device__ __forceinline__ void cap_scores(float (&s)[ROW_TILES][4], float cap) {
+__device__ __forceinline__ void cap_scores(Scores& tile, float cap) {
 #pragma unroll
-  for (int n = 0; n < ROW_TILES; n++)
-    for (int i = 0; i < 4; i++) {
-      const float inverse = reciprocal_approx(__fadd_rn(1.0f, exp2_approx(s[n][i])));
-      s[n][i] = __fmaf_rn(-2.0f * cap, inverse, cap);
-    }
+  for (int m = 0; m < M_TILES; m++)
+    for (int n = 0; n < ROW_TILES; n++)
+      for (int i = 0; i < 4; i++) {
+        float& score = tile.s[m][n][i];
+        const float inverse = reciprocal_approx(__fadd_rn(1.0f, exp2_approx(score)));
+        score = __fmaf_rn(-2.0f * cap, inverse, cap);
+      }
 }
 
-// Scores to probabilities; what the state holds follows where a maximum grows.
-__device__ __forceinline__ void softmax_tile(float (&s)[ROW_TILES][4], State& state) {
+// The largest of a lane's scores of row 2t + j of group n.
+__device__ __forceinline__ float largest_of(const Scores& tile, int n, int j) {
+  float largest = fmaxf(tile.s[0][n][j], tile.s[0][n][j + 2]);
+#pragma unroll
+  for (int m = 1; m < M_TILES; m++)
+    largest = fmaxf(largest, fmaxf(tile.s[m][n][j], tile.s[m][n][j + 2]));
+  return largest;
+}
+
+// Scores to probabilities; what the state holds follows where a maximum grows by more than
+// MAXIMUM_LAG. That is decided row by row, so a row's bits do not depend on other rows.
+__device__ __forceinline__ void softmax_tile(Scores& tile, State& state) {
   bool grows = false;
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++)
-    for (int j = 0; j < 2; j++) grows |= fmaxf(s[n][j], s[n][2 + j]) > state.maximum[n][j];
+    for (int j = 0; j < 2; j++)
+      grows |= largest_of(tile, n, j) > __fadd_rn(state.maximum[n][j], MAXIMUM_LAG);
   if (__any_sync(~0u, grows)) {
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        float maximum = fmaxf(state.maximum[n][j], fmaxf(s[n][j], s[n][2 + j]));
+        float largest = largest_of(tile, n, j);
         for (int mask = 4; mask < 32; mask *= 2)
-          maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, mask));
-        const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
-        const float correction = exp2_approx(__fsub_rn(state.maximum[n][j], base));
-        state.maximum[n][j] = maximum;
+          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+        const float before = state.maximum[n][j];
+        if (!(largest > __fadd_rn(before, MAXIMUM_LAG))) largest = before;
+        // Rows that have seen no key yet: -inf - -inf would be NaN.
+        const float base = largest == NEGATIVE_INFINITY ? 0.0f : largest;
+        const float correction = exp2_approx(__fsub_rn(before, base));
+        state.maximum[n][j] = largest;
         state.sum[n][j] = __fmul_rn(state.sum[n][j], correction);
 #pragma unroll
         for (int m = 0; m < COLUMN_TILES; m++) {
@@ -232,20 +257,23 @@ __device__ __forceinline__ void softmax_tile(float (&s)[ROW_TILES][4], State& st
   for (int n = 0; n < ROW_TILES; n++) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      // Rows that have seen no key yet: -inf - -inf would be NaN.
       const float maximum = state.maximum[n][j];
       const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
-      s[n][j] = exp2_approx(__fsub_rn(s[n][j], base));
-      s[n][j + 2] = exp2_approx(__fsub_rn(s[n][j + 2], base));
-      state.sum[n][j] = __fadd_rn(state.sum[n][j], __fadd_rn(s[n][j], s[n][j + 2]));
+#pragma unroll
+      for (int m = 0; m < M_TILES; m++) {
+        float(&p)[4] = tile.s[m][n];
+        p[j] = exp2_approx(__fsub_rn(p[j], base));
+        p[j + 2] = exp2_approx(__fsub_rn(p[j + 2], base));
+        state.sum[n][j] = __fadd_rn(state.sum[n][j], __fadd_rn(p[j], p[j + 2]));
+      }
     }
   }
 }
 
-// o += P V. values: shared address of this head's V in the tile; scales: of its codes. present:
-// bit i for key i of the tile, where FULL is false; the bytes of absent keys are not looked at.
+// o += P V over 16 keys. values: shared address of this head's V of them; scales: of its codes.
+// present: bit i for key i, where FULL is false; the bytes of absent keys are not looked at.
 template <bool FULL>
-__device__ __forceinline__ void value_tile(State& state, const float (&p)[ROW_TILES][4],
+__device__ __forceinline__ void value_keys(State& state, const float (&p)[ROW_TILES][4],
                                            uint32_t values, uint32_t scales, uint32_t present) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   uint32_t keep[2];  // of keys 2t, 2t + 1 and 2t + 8, 2t + 9

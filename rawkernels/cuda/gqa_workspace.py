@@ -6,7 +6,7 @@ from typing import Any
 from ...layouts.formats import RecordFormat
 from ..device.probe import current_device
 from ..device.streams import refuse_in_capture, stream_pointer
-from .gqa_shapes import MAX_SPLIT_BYTES, Cut, state_floats
+from .gqa_shapes import MAX_SPLIT_BYTES, Cut, state_words
 
 MAX_UNITS = 1 << 16  # counters; a batch of more units is not split
 
@@ -24,7 +24,7 @@ def _multiprocessors(device: int) -> int:
 
 def split_bytes(fmt: RecordFormat, cut: Cut, units: int, num_parts: int) -> int:
     """Bytes of partial states of `units` blocks, every part of every one."""
-    return units * cut.heads * num_parts * state_floats(fmt, cut) * 4
+    return units * cut.heads * num_parts * 4 * state_words(fmt.head_dim, cut.row_tiles) * 32
 
 
 def split_workspace(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...layouts.errors import ArgumentError
 from ...layouts.formats import RECORD_ALIGN
 from ...layouts.plans import DecodePlan
 from ...layouts.rope import Rope
@@ -10,7 +11,8 @@ from ...layouts.slots import RingKind, SlotLayout
 from ..checks import check_latent_kernel, check_window_decode
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
-from . import window_decode_sm90
+from ..ring_access import RingAccess
+from . import window_decode_gqa, window_decode_sm90
 from .attention_shapes import (
     Variant,
     attention_macros,
@@ -23,6 +25,7 @@ from .attention_shapes import (
     scale_log2,
     shared_of,
 )
+from .gqa_shapes import check_output_type, check_shape
 from .rope_tables import device_rope_table
 
 PARAMS = ParamsStruct(
@@ -82,7 +85,8 @@ def window_decode(
     stream: Any = None,
     variant: Variant | None = None,
 ) -> None:
-    """q bf16 [T, H, D] against the rings of a layer -> out bf16 [T, H, D], lse float32 [T, H].
+    """q [T, H, D] against the rings of a layer -> out like q, lse float32 [T, H]; bf16, or float16
+    for fp16 records.
 
     `variant` forces one kernel where two serve the layer, see `choose_variant`.
     """
@@ -90,6 +94,9 @@ def window_decode(
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
     capped = {**options, "softcap": softcap}
     access, num_slots = check_window_decode(q, slab, layout, layer, plan, out, lse, kind, **capped)
+    if not access.format.latent:
+        launch_gqa(q, slab, plan, out, lse, access, num_slots, capped, stream, variant)
+        return
     check_latent_kernel(op, access.format, plan, softcap)
     check_head_dim(op, access.format)
     check_output_bits(op, out)
@@ -129,3 +136,31 @@ def window_decode(
 
     kernel = get_kernel(WINDOW_DECODE, macros, shared_of(macros))
     kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)
+
+
+def launch_gqa(
+    q: Any,
+    slab: Any,
+    plan: DecodePlan,
+    out: Any,
+    lse: Any,
+    access: RingAccess,
+    num_slots: int,
+    options: dict[str, Any],
+    stream: Any,
+    variant: Variant | None,
+) -> None:
+    """The launch for records that hold K and V apart: one kernel serves them on every GPU."""
+    op = "window_decode"
+    check_shape(op, access.format, q.shape[1])
+    if variant not in (None, "portable"):
+        raise ArgumentError(
+            f"{op}: variant={variant!r} but one kernel serves grouped-query records: 'portable'"
+        )
+    check_output_type(op, q, out)
+    check_current_device(op, q)
+    for name, array in (("q", q), ("out", out), ("slab", slab)):
+        check_alignment(op, name, array, RECORD_ALIGN)
+    given = {name: options[name] for name in ("softmax_scale", "sink", "softcap")}
+    arrays = (q, slab, plan, out, lse, access, num_slots)
+    window_decode_gqa.launch(*arrays, **given, stream=stream)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...layouts.formats import RecordFormat, make_record_format
+from ...layouts.formats import make_record_format
 from ...layouts.plans import DecodePlan
 from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
@@ -11,12 +11,11 @@ from ..device.module import device_pointer, get_kernel
 from ..ring_access import RingAccess
 from .attention_shapes import current_arch
 from .gqa_shapes import (
-    PART_KEYS,
     Cut,
     check_shape,
     choose_cut,
     gqa_macros,
-    run_align,
+    parts_of,
     score_numbers,
     shared_bytes,
 )
@@ -29,6 +28,7 @@ PARAMS = ParamsStruct(
         ("slab", "const uint8_t*"),
         ("offset_len", "const int32_t*"),
         ("cu_seqlens_q", "const int32_t*"),
+        ("num_pinned", "const int32_t*"),
         ("sink", "const float*"),
         ("out", "uint16_t*"),
         ("lse", "float*"),
@@ -37,13 +37,14 @@ PARAMS = ParamsStruct(
         ("slot_bytes", "int64_t"),
         ("ring_offset", "int64_t"),
         ("num_rows", "int64_t"),
+        ("one_token", "int32_t"),
         ("ring_len", "int32_t"),
+        ("pinned", "int32_t"),
         ("num_q_heads", "int32_t"),
         ("group", "int32_t"),
         ("head_groups", "int32_t"),
         ("row_groups", "int32_t"),
         ("splits", "int32_t"),
-        ("split_parts", "int32_t"),
         ("num_parts", "int32_t"),
         ("score_factor", "float"),
         ("cap", "float"),
@@ -53,6 +54,7 @@ PARAMS = ParamsStruct(
         ("slab", "[num_state_slots * slot_bytes]"),
         ("offset_len", "[num_tokens, 2]"),
         ("cu_seqlens_q", "[num_seqs + 1]"),
+        ("num_pinned", "[num_tokens]; null where `pinned` is 0"),
         ("sink", "[num_q_heads], may be null"),
         ("out", "[num_tokens, num_q_heads, HEAD_DIM]"),
         ("lse", "[num_tokens, num_q_heads]"),
@@ -60,12 +62,13 @@ PARAMS = ParamsStruct(
         ("counters", "[blocks / splits], 0 before and after; null with one split"),
         ("ring_offset", "of the ring's first record, from the slot's start"),
         ("num_rows", "num_state_slots * ring_len"),
+        ("one_token", "1 where token i is sequence i's only one: cu_seqlens_q is not read"),
+        ("pinned", "first rows of a ring that hold a sequence's first positions for good"),
         ("group", "query heads of a KV head"),
         ("head_groups", "NUM_KV_HEADS / HEADS"),
         ("row_groups", "of 8 * ROW_TILES rows, for the longest sequence"),
         ("splits", "blocks that share the parts of a sequence"),
-        ("split_parts", "parts of each"),
-        ("num_parts", "div_ceil(ring_len, PART_KEYS)"),
+        ("num_parts", "of ring_len keys"),
         ("score_factor", "softmax_scale * log2(e); with a softcap 2 / softcap of it"),
         ("cap", "softcap * log2(e)"),
     ),
@@ -88,8 +91,7 @@ def compiled_shapes() -> tuple[MacroItems, ...]:
         softcap: bool = False,
     ) -> MacroItems:
         fmt = make_record_format(record_type, dim, latent=False, num_kv_heads=kv_heads)
-        cut = Cut(heads, row_tiles, stages, bulk, min_blocks=2 if row_tiles * dim <= 128 else 1)
-        return gqa_macros(fmt, cut, div_ceil(ring_len, PART_KEYS), softcap)
+        return gqa_macros(fmt, Cut(heads, row_tiles, stages, bulk), ring_len, softcap)
 
     return (
         build("bf16", 64, 8, 8, 129),  # gpt_oss_120b
@@ -97,7 +99,7 @@ def compiled_shapes() -> tuple[MacroItems, ...]:
         build("bf16", 64, 8, 4, 134, row_tiles=4, stages=5, bulk=False),
         build("bf16", 128, 8, 4, 4097),  # mistral_7b
         build("mxfp8", 128, 8, 8, 4097, stages=2),
-        build("mxfp8", 128, 8, 4, 4100, row_tiles=2, bulk=False),
+        build("mxfp8", 128, 8, 4, 134, row_tiles=2, bulk=False),
         build("bf16", 128, 16, 4, 4097, softcap=True),  # gemma2_27b
         build("fp16", 96, 4, 4, 134),
         build("mxfp8", 96, 4, 2, 1024, bulk=False),  # runs at odd multiples of 4
@@ -138,11 +140,10 @@ def launch(
     if num_tokens == 0:
         return
     hopper = current_arch(q.device.id) == "sm_90a"
-    num_parts = div_ceil(access.ring_len, PART_KEYS)
     if cut is None:
-        sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, num_parts)
+        sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, access.ring_len)
         cut = choose_cut(*sizes, multiprocessors(), bulk=hopper)
-    macros = gqa_macros(fmt, cut, num_parts, softcap != 0.0)
+    macros = gqa_macros(fmt, cut, access.ring_len, softcap != 0.0)
     units, params = pack_params(
         q, slab, plan, out, lse, access, num_state_slots, softmax_scale, sink, softcap, cut, stream
     )
@@ -172,7 +173,7 @@ def pack_params(
     fmt = access.format
     num_q_heads = q.shape[1]
     group = div_exact(num_q_heads, fmt.num_kv_heads)
-    num_parts = div_ceil(access.ring_len, PART_KEYS)
+    num_parts = parts_of(access.ring_len)
     head_groups = div_exact(fmt.num_kv_heads, cut.heads)
     row_groups = div_ceil(group * max(plan.max_seqlen_q, 1), 8 * cut.row_tiles)
     units = plan.num_seqs * row_groups * head_groups
@@ -183,6 +184,7 @@ def pack_params(
         slab=device_pointer(slab),
         offset_len=device_pointer(plan.offset_len),
         cu_seqlens_q=device_pointer(plan.cu_seqlens_q),
+        num_pinned=device_pointer(plan.num_pinned),
         sink=device_pointer(sink),
         out=device_pointer(out),
         lse=device_pointer(lse),
@@ -191,19 +193,15 @@ def pack_params(
         slot_bytes=access.slot_bytes,
         ring_offset=access.value_offset,
         num_rows=num_state_slots * access.ring_len,
+        one_token=int(plan.max_seqlen_q == 1 and plan.num_seqs == q.shape[0]),
         ring_len=access.ring_len,
+        pinned=plan.sink_tokens,
         num_q_heads=num_q_heads,
         group=group,
         head_groups=head_groups,
         row_groups=row_groups,
         splits=cut.splits,
-        split_parts=div_ceil(num_parts, cut.splits),
         num_parts=num_parts,
         score_factor=factor,
         cap=cap,
     )
-
-
-def serves(fmt: RecordFormat) -> bool:
-    """Whether this launcher takes a layer's records."""
-    return not fmt.latent and fmt.plane_order == "interleaved" and run_align(fmt) > 0

@@ -1,0 +1,83 @@
+"""paged_decode without a GPU: the CUDA source run on the CPU by gqa_on_host.hpp."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from gqa_cases import LAYER, PagedCase
+from helpers import Guarded
+from test_window_decode_gqa import host_kernel, needs_gxx
+
+from ringslab.rawkernels.cuda import paged_decode as launcher
+from ringslab.rawkernels.cuda.gqa_shapes import Cut, block_threads, gqa_macros, state_words
+from ringslab.rawkernels.paged_checks import PagedAccess
+
+pytestmark = needs_gxx
+
+
+def play(monkeypatch, case, cut, *, run=1, seed=0, **options):
+    """out and lse of a case, played with this cut; guarded, poisoned outputs."""
+    out = Guarded(case.q.shape, np.uint16, "cpu")
+    lse = Guarded(case.q.shape[:2], np.float32, "cpu")
+    monkeypatch.setattr(launcher, "device_pointer", lambda x: 0 if x is None else x.ctypes.data)
+    kept = [None, None]
+
+    def workspace(fmt, cut, units, parts, stream):
+        floats = units * cut.heads * parts * state_words(fmt.head_dim, cut.row_tiles) * 32
+        kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
+        return tuple(kept)
+
+    monkeypatch.setattr(launcher, "split_workspace", workspace)
+    layout, part = case.layout, case.layout.layer(LAYER)
+    blocks = layout.check_pool(case.pool)
+    access = PagedAccess(case.fmt, layout.block_size, layout.block_bytes, part.offset, blocks)
+    max_length = case.tables.shape[1] * layout.block_size
+    softcap = options.pop("softcap", 0.0)
+    blocks, params = launcher.pack_params(
+        case.q, case.pool, case.tables, case.seq_ids, case.positions, out.array, lse.array, access,
+        options["softmax_scale"], softcap, case.sink, cut, run, max_length, None,
+    )  # fmt: skip
+    kernel = host_kernel(
+        launcher.PAGED_DECODE, gqa_macros(case.fmt, cut, max_length, softcap != 0.0)
+    )
+    kernel(ctypes.c_void_p(params.ctypes.data), blocks, block_threads(cut), seed)
+    return out.host(), lse.host()
+
+
+SEQS = [(0, 1), (15, 3), (31, 2), (100, 1), (299, 2)]
+
+
+@pytest.mark.parametrize(
+    ("record_type", "head_dim", "cut"),
+    [("bf16", 64, Cut(2, 1, 2, True)), ("mxfp8", 96, Cut(1, 1, 3, False))],
+)
+def test_play(monkeypatch, record_type, head_dim, cut):
+    """Sequences of 1 to 301 tokens, steps of 1 to 3, two parts, padding: within the bound; runs of
+    tokens that share a block, and split parts, change no bit."""
+    case = PagedCase(
+        SEQS, record_type=record_type, head_dim=head_dim, kv_heads=2, heads=6, padding=2
+    )
+    options = {"softmax_scale": head_dim**-0.5}
+    first = play(monkeypatch, case, cut, run=1, **options)
+    case.check(*first, **options)
+    for other, run in ((cut, 2), (Cut(2, 1, 2, cut.bulk, splits=2), 3)):
+        again = play(monkeypatch, case, other, run=run, seed=7, **options)
+        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_play_lost(monkeypatch):
+    """Ids and positions out of range see nothing; a block outside the pool counts as keys and
+    values of 0: with one key in block 0 and 16 lost ones the output is that key's part."""
+    case = PagedCase([(0, 1), (16, 1), (16, 1)], kv_heads=1, heads=1, sink=False)
+    case.seq_ids[0] = 7
+    case.positions[1] = 2**31 - 1
+    case.tables[2, 0] = 2**31 - 1
+    case.q[:] = 0
+    options = {"softmax_scale": 1.0}
+    out, lse = play(monkeypatch, case, Cut(1, 1, 2, True), **options)
+    assert not out[:2].any()
+    assert np.isneginf(lse[:2]).all()
+    last = case.held[2][2][16, 0] / 17  # all 17 scores are 0
+    found = (out[2, 0].astype(np.uint32) << 16).view(np.float32)
+    assert np.allclose(found, last, rtol=2.0**-7)
+    assert np.allclose(lse[2], np.log(17))
