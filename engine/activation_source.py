@@ -18,8 +18,9 @@ class ActivationSource:
                                                  pair (k, v), on the engine's device; `previous` is
                                                  the output of the layer before (used by "stacked"
                                                  above layer 0)
-    rows(layer, request_id, token_ids, positions, previous) -> (q, kv)
-                                                 the same numbers on the host, by the reference
+    rows(layer, request_id, token_ids, positions, previous, q_from=0) -> (q, kv)
+                                                 the same numbers on the host, by the reference; q
+                                                 of positions[q_from:] only
     prepare(batch)                               what `fill` needs of a batch's host side; called
                                                  once a batch, before its first layer
     check_lengths(ids, lengths)                  ActivationError where a request has more positions
@@ -30,6 +31,6 @@ class ActivationSource:
     kind: str
     on_device: bool
     fill: Callable[[int, Batch, Any, Any, Any], None]
-    rows: Callable[[int, str, np.ndarray, np.ndarray, Any], tuple[np.ndarray, np.ndarray]]
+    rows: Callable[..., tuple[np.ndarray, Any]]
     prepare: Callable[[Batch], None]
     check_lengths: Callable[[list[str], list[int]], None]

@@ -41,14 +41,13 @@ def open_source(cfg: Config, ops: Operations, memory: Memory, max_tokens: int) -
         arrays = batch.on_device
         fill(ops, seed, layer, arrays.token_ids, arrays.positions, q, kv, previous)
 
-    def rows(layer, request_id, token_ids, positions, previous):
-        q = np.empty((len(token_ids), cfg.num_q_heads, cfg.head_dim), np.uint16)
-        kv = np.empty((len(token_ids), cfg.head_dim), np.uint16)
-        if not cfg.latent:
-            shape = (len(token_ids), cfg.num_kv_heads, cfg.head_dim)
-            kv = (np.empty(shape, np.uint16), np.empty(shape, np.uint16))
+    def rows(layer, request_id, token_ids, positions, previous, q_from=0):
+        # Keys of a long history may be wanted with one query; only a stack makes both at once.
+        first = 0 if kind == "stacked" and layer > 0 else q_from
+        q = np.empty((len(token_ids) - first, cfg.num_q_heads, cfg.head_dim), np.uint16)
+        kv = _host_kv(cfg, len(token_ids))
         fill(reference, seed, layer, token_ids, positions, q, kv, previous)
-        return q, kv
+        return q[q_from - first :], kv
 
     return ActivationSource(
         kind=kind,
@@ -71,21 +70,47 @@ def seeded_sinks(cfg: Config) -> list[np.ndarray | None]:
     ]
 
 
+def _host_kv(cfg: Config, num_tokens: int) -> Any:
+    """uint16 [T, head_dim], or k and v of [T, num_kv_heads, head_dim]."""
+    if cfg.latent:
+        return np.empty((num_tokens, cfg.head_dim), np.uint16)
+    shape = (num_tokens, cfg.num_kv_heads, cfg.head_dim)
+    return np.empty(shape, np.uint16), np.empty(shape, np.uint16)
+
+
 def _seeded_fill(ops, seed, layer, token_ids, positions, q, kv, previous) -> None:
     """Keys from seed 2s, queries from 2s + 1, so that the two never share a row; values, where they
-    are apart, from seed 2s and the hash layer VALUE_LAYER + layer."""
+    are apart, from seed 2s and the hash layer VALUE_LAYER + layer. q may be of the last tokens
+    only."""
     key_seed = 2 * seed % 2**64
-    flat = q.reshape(q.shape[0], q.shape[1] * q.shape[2])
     parts = kv if isinstance(kv, tuple) else (kv,)
     for part, hash_layer in zip(parts, (layer, VALUE_LAYER + layer), strict=False):
-        rows = part if part.ndim == 2 else part.reshape(len(part), part.shape[1] * part.shape[2])
-        ops.seeded_activations(key_seed, hash_layer, token_ids, positions, rows)
-    ops.seeded_activations((key_seed + 1) % 2**64, layer, token_ids, positions, flat)
+        ops.seeded_activations(key_seed, hash_layer, token_ids, positions, _flat(part))
+    late = slice(len(token_ids) - len(q), None)
+    ops.seeded_activations(
+        (key_seed + 1) % 2**64, layer, token_ids[late], positions[late], _flat(q)
+    )
 
 
 def _stacked_fill(ops, seed, layer, token_ids, positions, q, kv, previous) -> None:
-    """Layer 0 is seeded; every other mixes its hash into the output of the layer before."""
+    """Layer 0 is seeded; every other mixes its hash into the output of the layer before.
+
+    With K and V apart, the heads of a KV head's group count as one of num_kv_heads * head_dim dims,
+    so that the one vector that `stack_activations` makes is K of all KV heads; V is made the same
+    way from the hash layer VALUE_LAYER + layer, with q for its room until it gets its own numbers.
+    """
     if layer == 0:
         _seeded_fill(ops, seed, layer, token_ids, positions, q, kv, previous)
-    else:
+    elif not isinstance(kv, tuple):
         ops.stack_activations(previous, seed, layer, token_ids, positions, q, kv)
+    else:
+        k, v = map(_flat, kv)
+        wide = (len(q), -1 if len(q) else 0, k.shape[1])
+        before, queries = previous.reshape(wide), q.reshape(wide)
+        for part, hash_layer in ((v, VALUE_LAYER + layer), (k, layer)):
+            ops.stack_activations(before, seed, hash_layer, token_ids, positions, queries, part)
+
+
+def _flat(x: Any) -> Any:
+    """[T, H, D] as [T, H * D]."""
+    return x if x.ndim == 2 else x.reshape(len(x), x.shape[1] * x.shape[2])

@@ -86,8 +86,8 @@ def refuse_unsupported(cfg: Config) -> None:
                 f"{cfg.path}: layer {layer.id}: record format {fmt.id!r} is of type {fmt.type}; "
                 "the engine works on bf16 vectors and takes mxfp8 and bf16"
             )
-    if not cfg.latent and cfg.run.activations != "seeded":
+    if not cfg.latent and cfg.run.activations == "file":
         raise ConfigError(
-            f"{cfg.path}: run.activations is {cfg.run.activations}, which makes latent vectors "
-            "only; models that keep K and V apart run with seeded"
+            f"{cfg.path}: run.activations is file, which holds latent vectors only; models that "
+            "keep K and V apart run with seeded or stacked"
         )

@@ -68,9 +68,9 @@ def device_source(recorded: RecordedArrays, memory: Memory, max_tokens: int) -> 
 
 
 def _source(recorded: RecordedArrays, fill: Any, prepare: Any, *, on_device: bool) -> Any:
-    def rows(layer, request_id, token_ids, positions, previous):
+    def rows(layer, request_id, token_ids, positions, previous, q_from=0):
         q, kv = recorded.arrays(layer, request_id)
-        return np.ascontiguousarray(q[positions]), np.ascontiguousarray(kv[positions])
+        return np.ascontiguousarray(q[positions[q_from:]]), np.ascontiguousarray(kv[positions])
 
     return ActivationSource(
         kind="file",

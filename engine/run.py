@@ -230,7 +230,7 @@ def _open_run(
             engine,
             source,
             digests,
-            open_capture(samples, cfg, memory),
+            open_capture(samples, cfg, memory, max(lengths, default=0) + cfg.tokens_per_step),
             DecodeGraphs() if graphs else None,
         ),
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),

@@ -110,17 +110,18 @@ class Capture:
         return self.memory.to_host(self.inputs[i, first - base : last - base + 1])
 
 
-def open_capture(samples: list[Sample], cfg: Config, memory: Memory) -> Capture:
+def open_capture(samples: list[Sample], cfg: Config, memory: Memory, longest: int = 0) -> Capture:
     """Takes the device memory of a capture: `num_samples` outputs, and in a stacked run a window
-    of inputs for each."""
+    of inputs for each; where a layer is global, inputs of `longest` tokens, the most of a
+    request."""
     by_request: dict[str, list[int]] = {}
     for i, sample in enumerate(samples):
         by_request.setdefault(sample.request_id, []).append(i)
     heads = (cfg.num_q_heads, cfg.head_dim)
     # A draft sees the window of the token it hangs on, and the drafts after it.
     drafts = cfg.tokens_per_step - 1
-    windows = [layer.window for layer in cfg.layers if layer.window is not None]
-    reach = (max(windows) - 1 + drafts, drafts)
+    reach = max(longest if y.window is None else y.window - 1 + drafts for y in cfg.layers)
+    reach = (reach, drafts)
     inputs = None
     if cfg.run.activations == "stacked":
         inputs = memory.empty((len(samples), sum(reach) + 1, *heads), np.uint16)

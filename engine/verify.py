@@ -180,16 +180,16 @@ class Judge:
         positions = np.arange(first, last + 1, dtype=np.int32)
         stacked = self.source.kind == "stacked" and sample.layer > 0
         previous = capture.input_rows(i, first, last) if stacked else None
+        own = sample.position - first
         q, kv = self.source.rows(
-            sample.layer, sample.request_id, token_ids[positions], positions, previous
+            sample.layer, sample.request_id, token_ids[positions], positions, previous, q_from=own
         )
         records = np.empty((len(positions), layer.record_format.record_bytes), np.uint8)
         self.reference.encode_records(
             kv, positions, records, record_format=layer.record_format, rope=layer.rope
         )
-        own = sample.position - first
         return expected_prefill(
-            np.ascontiguousarray(q[own : own + 1]),
+            np.ascontiguousarray(q[:1]),
             *_one_query(records, sample.position, layer),
             layer.record_format,
             **attention_options(layer, self.sinks[sample.layer]),
@@ -263,7 +263,8 @@ def _whole_layer(
 ) -> np.ndarray:
     """Output float64 [n, num_q_heads, head_dim] of a layer for a sequence from position 0 on."""
     count, fmt = len(q), layer.record_format
-    plan = plan_prefill([0], [count], [count], window=layer.window, ring_len=layer.ring_len)
+    sizes = {"window": layer.window or count, "ring_len": layer.ring_len or count}
+    plan = plan_prefill([0], [count], [count], **sizes)
     joint = np.zeros((plan.history_rows + count, fmt.record_bytes), np.uint8)
     reference.encode_records(
         kv, plan.positions, joint[plan.history_rows :], record_format=fmt, rope=layer.rope

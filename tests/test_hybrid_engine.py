@@ -59,6 +59,36 @@ def test_a_hybrid_run_verifies_itself(backend, formats):
     )
 
 
+@pytest.mark.parametrize("accept_rate", [0.0, 0.7])
+def test_a_stacked_hybrid_run_verifies_every_layer_and_the_stack(backend, accept_rate):
+    """Outputs of layer l are inputs of layer l + 1, for K and V alike: 32 samples from the inputs
+    that the run had, whole histories of global layers among them, and 8 of them from layer 0 up."""
+    overrides = ("run.activations=stacked", f"run.accept_rate={accept_rate}")
+    report = run(backend, *overrides, verify=True)
+    assert report["verify"]["passed"] is True
+    assert report["verify"]["checked"] == 32 + 8
+
+
+def test_stacked_inputs_follow_the_layer_before():
+    """K and V of layer l + 1 change where the output of layer l does, and differ."""
+    from ringslab.engine.activations import open_source
+
+    cfg = tiny("run.activations=stacked")
+    with rs.Engine(cfg, "reference") as engine:
+        source = open_source(cfg, engine.tools.ops, engine.memory, 8)
+        ids, positions = np.array([7, 8], np.int32), np.array([0, 1], np.int32)
+        before = np.zeros((2, 4, 64), np.uint16)
+        q, (k, v) = source.rows(1, "a", ids, positions, before)
+        before[1, 2] = 0x4000  # 2.0
+        other_q, (other_k, other_v) = source.rows(1, "a", ids, positions, before)
+        for one, other in ((q, other_q), (k, other_k), (v, other_v)):
+            assert np.array_equal(one[0], other[0])
+            assert not np.array_equal(one[1], other[1])
+        assert not np.array_equal(k, v)
+        late, _ = source.rows(1, "a", ids, positions, before, q_from=1)
+        assert np.array_equal(late, other_q[1:])
+
+
 def test_bytes_of_the_longest_sequence(backend):
     """47 + 30 tokens, of which the last was a draft once: 77 tokens in 20 blocks of 4, and bytes
     measured equal the budget's."""
@@ -183,10 +213,10 @@ def test_keys_and_values_that_do_not_fit(kv, message):
 
 
 def test_what_a_hybrid_engine_refuses():
-    """Stacked and recorded activations (they make latent vectors), and a request of more tokens
-    than the pool holds, by `submit` and before a run."""
-    with pytest.raises(ConfigError, match=r"run\.activations is stacked"):
-        rs.Engine(tiny("run.activations=stacked"), "reference")
+    """Recorded activations (they are latent vectors), and a request of more tokens than the pool
+    holds, by `submit` and before a run."""
+    with pytest.raises(ConfigError, match=r"run\.activations is file"):
+        rs.Engine(tiny("run.activations=file", "run.activations_path=x"), "reference")
     cfg = tiny("engine.num_blocks=10")
     with rs.Engine(cfg, "reference") as engine:
         with pytest.raises(RequestError, match="41, more than the 40 tokens of the paged pool"):
