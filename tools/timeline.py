@@ -27,6 +27,10 @@ COLOURS = {
     "encode_records": "#fdae6b",
     "window_prefill": "#d62728",
     "store_records": "#e6c029",
+    "paged_store": "#fdae6b",
+    "paged_load": "#c7a0d8",
+    "paged_decode": "#8c2d04",
+    "window_attention": "#8c2d04",
     "digest_outputs": "#a1d99b",
 }
 
