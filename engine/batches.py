@@ -76,6 +76,7 @@ def _build_plan(host: HostBatch, key: PlanKey) -> DecodePlan | PrefillPlan:
             host.seqlens_k,
             window=key.window,
             ring_len=key.ring_len,
+            sink_tokens=key.sink_tokens,
         )
     return build_decode_plan(
         host.token_state_ids,
@@ -84,6 +85,7 @@ def _build_plan(host: HostBatch, key: PlanKey) -> DecodePlan | PrefillPlan:
         ring_len=key.ring_len,
         mode=key.mode,
         cu_seqlens_q=host.cu_seqlens_q,
+        sink_tokens=key.sink_tokens,
     )
 
 

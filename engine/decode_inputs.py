@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..layouts.config import Config
+from ..layouts.errors import BatchError
 from ..layouts.plans import DecodePlan
 from ..layouts.sizes import align_up
 from ..rawkernels.memory import Memory
@@ -50,6 +51,12 @@ def step_sizes(max_seqs: int, tokens_per_step: int) -> tuple[StepSize, ...]:
     lengths = sorted({1, tokens_per_step})
     sizes = [StepSize(count, length) for count in counts for length in lengths]
     return tuple(sorted(sizes, key=lambda size: (size.num_tokens, size.num_seqs)))
+
+
+def can_be_fixed(cfg: Config) -> bool:
+    """Whether decode steps can run over fixed buffers: their plans are then built on the device,
+    where plans with pinned positions are not."""
+    return not any(layer.sink_tokens for layer in cfg.layers)
 
 
 def decode_input_bytes(keys: tuple[PlanKey, ...], max_seqs: int, tokens_per_step: int) -> int:
@@ -199,7 +206,10 @@ def take_decode_inputs(
     paged: Any = None,
 ) -> DecodeInputs:
     """The fixed buffers of an engine, `decode_input_bytes` of its device's memory. `keys`: the
-    plans of its decode batches. On a host backend the reference builds the plans."""
+    plans of its decode batches. On a host backend the reference builds the plans. Raises BatchError
+    where `can_be_fixed` says no."""
+    if not can_be_fixed(cfg):
+        raise BatchError("padded: layers with sink_tokens have no steps of fixed shape")
     sizes = step_sizes(max_seqs, cfg.tokens_per_step)
     largest = sizes[-1]
     plans = sum(count for key in keys for count in _plan_ints(key, largest))

@@ -23,6 +23,7 @@ from ..schedules.batch import Batch, Request
 from ..schedules.limits import check_request
 from .activation_source import ActivationSource
 from .activations import open_source
+from .decode_inputs import can_be_fixed
 from .digests import DigestLog, combine, open_digests
 from .progress import QUIET, Progress
 from .report import engine_bytes, report_head, write_report
@@ -216,7 +217,7 @@ def _open_run(
     digests = open_digests(engine.run_buffers().digests, lengths, memory)
     if graphs is None:
         graphs = engine.backend == "cuda"
-    graphs = graphs and source.on_device and not engine.check_finite
+    graphs = graphs and source.on_device and not engine.check_finite and can_be_fixed(cfg)
     engine.fixed_decodes = graphs
     return RunState(
         engine=engine,

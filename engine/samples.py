@@ -120,7 +120,8 @@ def open_capture(samples: list[Sample], cfg: Config, memory: Memory, longest: in
     heads = (cfg.num_q_heads, cfg.head_dim)
     # A draft sees the window of the token it hangs on, and the drafts after it.
     drafts = cfg.tokens_per_step - 1
-    reach = max(longest if y.window is None else y.window - 1 + drafts for y in cfg.layers)
+    whole = [longest for y in cfg.layers if y.window is None or y.sink_tokens]
+    reach = max(whole + [y.window - 1 + drafts for y in cfg.layers if y.window is not None])
     reach = (reach, drafts)
     inputs = None
     if cfg.run.activations == "stacked":

@@ -177,10 +177,15 @@ class Judge:
         first, last = visible_positions(layer, sample.position, seen)
         history = self.tokens_of(sample.request_id, seen.first_position)
         token_ids = np.concatenate([history, seen.token_ids]).astype(np.int32)
-        positions = np.arange(first, last + 1, dtype=np.int32)
+        pinned = np.arange(min(layer.sink_tokens, first), dtype=np.int32)
+        positions = np.concatenate([pinned, np.arange(first, last + 1, dtype=np.int32)])
         stacked = self.source.kind == "stacked" and sample.layer > 0
-        previous = capture.input_rows(i, first, last) if stacked else None
-        own = sample.position - first
+        previous = None
+        if stacked:
+            start = int(positions[0])
+            rows = capture.input_rows(i, start, last)
+            previous = np.ascontiguousarray(rows[positions - start])
+        own = len(pinned) + sample.position - first
         q, kv = self.source.rows(
             sample.layer, sample.request_id, token_ids[positions], positions, previous, q_from=own
         )
@@ -264,6 +269,7 @@ def _whole_layer(
     """Output float64 [n, num_q_heads, head_dim] of a layer for a sequence from position 0 on."""
     count, fmt = len(q), layer.record_format
     sizes = {"window": layer.window or count, "ring_len": layer.ring_len or count}
+    sizes["sink_tokens"] = layer.sink_tokens
     plan = plan_prefill([0], [count], [count], **sizes)
     joint = np.zeros((plan.history_rows + count, fmt.record_bytes), np.uint8)
     reference.encode_records(

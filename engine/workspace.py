@@ -92,7 +92,7 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
     tokens = max(longest, decode)
     local = [layer for layer in cfg.layers if layer.kind == "swa"]
     records = max(layer.record_format.record_bytes for layer in local)
-    window = max(layer.window for layer in local)
+    window = max(layer.window + layer.sink_tokens for layer in local)
     heads, head_dim = cfg.num_q_heads, cfg.head_dim
     vectors = 2 * heads + cfg.layers[0].record_format.num_vectors  # q, out, and kv or k and v
     bf16 = 2  # bytes
@@ -126,7 +126,8 @@ def plan_keys(cfg: Config, kind: str) -> tuple[PlanKey, ...]:
 def plan_key(layer: Any, kind: str) -> PlanKey:
     """The plan that a layer with a window uses in a batch of that kind."""
     is_draft = layer.role == "draft" and kind == "decode"
-    return PlanKey(layer.window, layer.ring_len, "draft_step" if is_draft else "causal")
+    mode = "draft_step" if is_draft else "causal"
+    return PlanKey(layer.window, layer.ring_len, mode, layer.sink_tokens)
 
 
 def _staging_bytes(cfg: Config, prefill_tokens: int, prefill_seqs: int, decode_tokens: int) -> int:
@@ -137,12 +138,15 @@ def _staging_bytes(cfg: Config, prefill_tokens: int, prefill_seqs: int, decode_t
     if cfg.paged_layout is not None:  # sequence of each token, bounds of the keys, block tables
         width = paged_sizes(cfg, prefill_seqs).table_width
         prefill += [prefill_tokens, prefill_seqs + 1, prefill_seqs * width]
-    for _ in plan_keys(cfg, "prefill"):
+    for key in plan_keys(cfg, "prefill"):
         prefill += [prefill_seqs + 1] + 2 * [prefill_seqs] + 2 * [prefill_tokens]
         prefill += [9 * prefill_seqs, 1, 4 * prefill_tokens]  # segments, their count, pivots
+        if key.sink_tokens:  # two more segments, and pivots of their own
+            prefill += [6 * prefill_seqs, 4 * prefill_tokens]
     for key in plan_keys(cfg, "decode"):
-        width = key.window + cfg.tokens_per_step  # at least a draft block's index width
-        decode += [seqs + 1] + 2 * [decode_tokens] + [2 * decode_tokens, width * decode_tokens]
+        # At least a draft block's index width; num_pinned is there with pinned positions only.
+        width = key.window + cfg.tokens_per_step + key.sink_tokens
+        decode += [seqs + 1] + 3 * [decode_tokens] + [2 * decode_tokens, width * decode_tokens]
     sizes = [sum(align_up(4 * n, BUFFER_ALIGN) for n in own + plan) for plan in (prefill, decode)]
     return max(sizes)
 

@@ -27,6 +27,7 @@ class CacheLayer:
     window: int | None
     ring_len: int | None
     record_format: RecordFormat
+    sink_tokens: int = 0  # first keys that stay visible beside the window
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def kv_bytes(cfg: Config, context: int) -> KvBytes:
 def cache_shape(cfg: Config) -> CacheShape:
     """The caches that a configuration describes."""
     layers = tuple(
-        CacheLayer(layer.window, layer.ring_len, layer.record_format) for layer in cfg.layers
+        CacheLayer(layer.window, layer.ring_len, layer.record_format, layer.sink_tokens)
+        for layer in cfg.layers
     )
     slot, paged = cfg.slot_layout, cfg.paged_layout
     state_bytes = sum(ring.bytes for ring in slot.rings if ring.kind == "compression")
@@ -152,7 +154,8 @@ def shape_bytes(shape: CacheShape, context: int) -> KvBytes:
     block_bytes = 0
     for layer in shape.layers:
         record_bytes = layer.record_format.record_bytes
-        seen = context if layer.window is None else min(context, layer.window)
+        kept = context if layer.window is None else layer.window + layer.sink_tokens
+        seen = min(context, kept)
         hybrid += record_bytes * seen
         whole += record_bytes * context
         small = mxfp8_record_bytes(layer.record_format)
@@ -164,7 +167,7 @@ def shape_bytes(shape: CacheShape, context: int) -> KvBytes:
         used = layer.ring_len * record_bytes
         slot += align_up(used, shape.align_bytes)
         padding += align_up(used, shape.align_bytes) - used
-        step += (layer.ring_len - layer.window) * record_bytes
+        step += (layer.ring_len - kept) * record_bytes
         blocks = min(
             max_window_blocks(layer.window, shape.block_size), div_ceil(context, shape.block_size)
         )

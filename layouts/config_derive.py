@@ -261,6 +261,9 @@ def check_attention(
         )
     if record_format.plane_order == "planar" and group.kind == "global":
         binder.fault(f"{path}.record_format", group.record_format, "interleaved records, for pages")
+    if group.sink_tokens and (record_format.latent or group.kind == "global"):
+        what = "latent layers" if record_format.latent else "kind global, which sees all keys"
+        binder.fault(f"{path}.sink_tokens", group.sink_tokens, f"0 for {what}")
     if record_format.latent and group.softcap is not None:
         binder.fault(f"{path}.softcap", group.softcap, "null: latent layers compute no softcap")
     if not record_format.latent and group.inverse_rope_out:
@@ -348,5 +351,6 @@ def make_layers(
                 record_format=formats[group.record_format],
                 stored=group.role == "producer",
                 compression_ratio=slots.compression_ratio.get(layer),
+                sink_tokens=group.sink_tokens,
             )
     return tuple(layers[layer] for layer in range(len(layers)))

@@ -99,6 +99,7 @@ class LayerGroupSection:
     layers: tuple[LayerId, ...] | None = None
     first: LayerId | None = None
     last: LayerId | None = None
+    sink_tokens: Annotated[int, Bound(least=0, most=MAX_RING_LEN)] = 0  # first keys stay visible
 
 
 @dataclass(frozen=True)

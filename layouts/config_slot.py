@@ -69,14 +69,16 @@ class SlotDeriver:
         group = groups[section.layer_group]
         self.ring_len[group.id] = section.ring_len
         tokens = self.file.model.tokens_per_step
-        needed = required_ring_len(group.window, tokens)
+        pinned = group.sink_tokens
+        needed = required_ring_len(group.window, tokens, pinned)
         if section.ring_len < needed:
+            more, count = (" + sink_tokens", f" + {pinned}") if pinned else ("", "")
             binder.fault(
                 f"{path}.ring_len",
                 section.ring_len,
-                f"at least window + tokens_per_step - 1 = {group.window} + {tokens} - 1 = {needed} "
-                f"({section.ring_len} < {needed})",
-                f"write {needed} or more; {group.window + tokens} is usual",
+                f"at least window + tokens_per_step - 1{more} = {group.window} + {tokens} - 1"
+                f"{count} = {needed} ({section.ring_len} < {needed})",
+                f"write {needed} or more; {needed + 1} is usual",
             )
         record_format = self.formats[group.record_format]
         planar = record_format.plane_order == "planar"
@@ -96,6 +98,7 @@ class SlotDeriver:
                 record_bytes=record_format.record_bytes,
                 stored=group.role == "producer",
                 record_format=record_format,
+                sink_tokens=pinned,
             )
             for layer in self.groups[group.id]
         ]

@@ -16,9 +16,11 @@ TraceConfig = TraceSection
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """One layer. `window` counts the query itself; a layer of kind "global" has None for `window`
-    and `ring_len`, and its records lie in the paged pool. `compression_ratio` is None unless the
-    layer owns compression state; `softmax_scale` multiplies q . k."""
+    """One layer. `window` counts the query itself, and the first `sink_tokens` keys stay visible
+    beside it; a layer of kind "global" has None for `window` and `ring_len`, and its records lie in
+    the paged pool. `compression_ratio` is None unless the layer owns compression state;
+    `softmax_scale` multiplies q . k.
+    """
 
     id: int
     group: str
@@ -34,6 +36,7 @@ class LayerConfig:
     record_format: RecordFormat
     stored: bool
     compression_ratio: int | None
+    sink_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Request:
 
 
 class PlanKey(NamedTuple):
-    """Which plan of a batch: the layers of one window, ring_len and mode share it.
+    """Which plan of a batch: the layers of one window, ring_len, mode and sink_tokens share it.
 
     A prefill batch has mode "causal" only.
     """
@@ -37,6 +37,7 @@ class PlanKey(NamedTuple):
     window: int
     ring_len: int
     mode: DecodeMode = "causal"
+    sink_tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False)

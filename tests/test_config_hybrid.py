@@ -152,6 +152,8 @@ window: null | window: 64 | layer_groups[1].window | 64 | null for kind global
 kind: global | kind: gobal | layer_groups[1].kind | gobal | one of swa, global
 role: producer\\n    kind: g | role: draft\\n    kind: g | layer_groups[1].role | draft | producer
 linear_factor: 8.0 | linear_factor: 0.5 | layer_groups[1].rope.linear_factor | 0.5 | a number >= 1.0
+window: 24 | window: 24\\n    sink_tokens: 2 | slot.rings[0].ring_len | 27 | at least window +
+window: null | window: null\\n    sink_tokens: 2 | layer_groups[1].sink_tokens | 2 | 0 for kind
 softcap: 30.0 | softcap: -30.0 | layer_groups[1].softcap | -30.0 | a number > 0.0
 inverse_rope_out: false | inverse_rope_out: true | layer_groups[0].inverse_rope_out | true | false
 block_size: 16 | block_size: 0 | paged.block_size | 0 | an integer >= 1

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from config_edits import edited
 
 import ringslab as rs
 from ringslab.engine.activations import VALUE_LAYER
 from ringslab.engine.traces import TraceEntry
 from ringslab.engine.workspace import engine_sizes
-from ringslab.errors import ArgumentError, ConfigError, RequestError
+from ringslab.errors import ArgumentError, BatchError, ConfigError, RequestError
 from ringslab.layouts.budget import kv_bytes
 from ringslab.rawkernels.operations import load_operations
 from ringslab.rawkernels.reference.activation_hash import hash_values
@@ -147,6 +148,51 @@ def activations(ops, cfg, layer, batch):
         ops.seeded_activations(seed, layer, batch.token_ids, batch.positions, flat)
         made.append(flat.reshape(tokens, count, cfg.head_dim))
     return made[0], (made[1], made[2])
+
+
+# Local layers keep their first 3 keys: rings of 8 + 3.
+PINNED = (
+    ("window: 5\n", "window: 5\n    sink_tokens: 3\n"),
+    ("ring_len: 8", "ring_len: 11"),
+    ("padding_bytes: 0", "padding_bytes: 8"),
+    ("ring_bytes: 2112", "ring_bytes: 2912"),
+    ("      offset: 4224", "      offset: 5824"),
+    ("stored_bytes: 4224", "stored_bytes: 5824"),
+    ("slot_bytes: 6336", "slot_bytes: 7936"),
+)
+
+
+@pytest.mark.parametrize("activations", ["seeded", "stacked"])
+def test_first_keys_that_stay_visible(tmp_path, activations):
+    """A window of 5 and 3 first keys: outputs are within the bound of float64 over both ranges, in
+    prefill chunks, decode steps and drafts; the bits do not depend on the schedule, and they differ
+    from those without the first keys."""
+    path = edited(tmp_path, *PINNED, base=TINY)
+    overrides = (f"run.activations={activations}", "run.verify_samples=200")
+
+    def pinned(*more, **options):
+        with rs.Engine(rs.load_config(path, overrides + more), "cpu") as engine:
+            return engine.run(TRACE, **options)
+
+    found = pinned(verify=True)
+    assert found["verify"]["passed"] is True
+    assert found["bytes_per_sequence"]["measured"] == found["bytes_per_sequence"]["formula"]
+    other = pinned("engine.token_budget=7", graphs=True)
+    assert other["decode_graphs"] is None  # plans with first keys are built on the host
+    assert other["completed"] == found["completed"]
+    assert run("cpu", *overrides)["digest"] != found["digest"]
+
+
+def test_first_keys_have_no_fixed_steps(tmp_path):
+    """`padded` needs plans that are built on the device."""
+    cfg = rs.load_config(edited(tmp_path, *PINNED, base=TINY))
+    assert [ring.sink_tokens for ring in cfg.slot_layout.rings] == [3, 3, 0]
+    assert kv_bytes(cfg, 100).hybrid_bytes == 264 * (2 * 8 + 5) + 512 * 2 * 100
+    with rs.Engine(cfg, "reference") as engine:
+        engine.submit(rs.Request("a", [7, 8], 2))
+        engine.commit(engine.next_batch(), np.zeros(1, np.int32), np.array([5], np.int32))
+        with pytest.raises(BatchError, match="sink_tokens have no steps of fixed shape"):
+            engine.padded(engine.next_batch())
 
 
 def test_a_wrong_page_is_seen(fast_backend):

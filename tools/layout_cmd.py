@@ -117,6 +117,7 @@ def ring_dict(ring: Ring, layer: LayerConfig) -> dict[str, Any]:
         "kind": ring.kind,
         "role": layer.role,
         "window": layer.window if is_window else None,
+        "sink_tokens": ring.sink_tokens,
         "ring_len": ring.ring_len,
         "record_format": ring.record_format.id if is_window else None,
         "record_bytes": ring.record_bytes,
