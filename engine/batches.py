@@ -77,6 +77,7 @@ def _build_plan(host: HostBatch, key: PlanKey) -> DecodePlan | PrefillPlan:
             window=key.window,
             ring_len=key.ring_len,
             sink_tokens=key.sink_tokens,
+            swa_valid_start=host.swa_valid_start,
         )
     return build_decode_plan(
         host.token_state_ids,

@@ -121,7 +121,8 @@ class DecodeInputs:
         block[0, :tokens] = host.token_ids
         block[1, :tokens] = host.positions
         block[2, :tokens] = host.token_state_ids
-        block[3, :tokens] = 0  # an engine's sequences lack nothing of their own
+        # A sequence that decodes lacks nothing: after a hit, all windows are past swa_valid_start.
+        block[3, :tokens] = 0
         if tokens < step.size.num_tokens:
             block[:, tokens:] = PADDING
         cu_seqlens_q[: seqs + 1] = host.cu_seqlens_q
@@ -260,6 +261,9 @@ def _padding_batch(
         positions=int32(tokens),
         token_state_ids=int32(tokens) - 1,
         num_drafts=int32(seqs),
+        start_positions=int32(seqs),
+        swa_valid_start=int32(seqs),
+        first_outputs=int32(seqs),
         plans=plans,
         on_device=on_device,
     )

@@ -22,6 +22,12 @@ def align_up(size: int, step: int) -> int:
     return div_ceil(size, step) * step
 
 
+def align_down(size: int, step: int) -> int:
+    """The largest multiple of `step` at or below `size`, which is not negative."""
+    assert size >= 0, size
+    return size // step * step
+
+
 def is_count(value: object) -> bool:
     """Whether a value is an integer, Python's or NumPy's, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

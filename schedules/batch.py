@@ -19,6 +19,8 @@ class Request:
     id: not empty, and not the id of a request that is still running. prompt: int32 [n], n >= 1,
     tokens >= 0. max_new_tokens: at least 0; with 0 the prompt is computed and no token comes out.
     arrival_s: seconds from the start of a trace; the scheduler itself does not look at it.
+    hash_ids: names of the prompt's blocks where a trace has them, each standing for its block and
+    all before it; a prefix cache then uses them in place of hashes of the tokens.
     Checked by `submit`, which raises RequestError.
     """
 
@@ -26,6 +28,7 @@ class Request:
     prompt: Any
     max_new_tokens: int
     arrival_s: float = 0.0
+    hash_ids: tuple[int, ...] = ()
 
 
 class PlanKey(NamedTuple):
@@ -56,6 +59,11 @@ class HostBatch:
     positions        int32 [T]
     token_state_ids  int32 [T]             state slot of each token's sequence
     num_drafts       int32 [num_seqs]      0 in a prefill
+    start_positions  int32 [num_seqs]      where computing began in the sequence's slot: 0, or its
+                                           first position after a prefix hit
+    swa_valid_start  int32 [num_seqs]      ring positions below it are missing
+    first_outputs    int32 [num_seqs]      outputs of positions below it are not the sequence's:
+                                           those are computed to rebuild rings after a hit
     block_tables     int32 [num_seqs, most blocks]  blocks of the paged pool that hold the first
                                            seqlens_k tokens of each sequence, then -1; None where
                                            nothing is paged
@@ -73,6 +81,9 @@ class HostBatch:
     positions: np.ndarray
     token_state_ids: np.ndarray
     num_drafts: np.ndarray
+    start_positions: np.ndarray
+    swa_valid_start: np.ndarray
+    first_outputs: np.ndarray
     block_tables: np.ndarray | None = None
 
     @property
@@ -90,9 +101,10 @@ class HostBatch:
 
     @property
     def is_first_chunk(self) -> np.ndarray:
-        """Sequences that begin at position 0 in this batch, bool [num_seqs]: they were just given
-        their state slot (or are recomputed in it), so their state starts afresh."""
-        return self.seqlens_k == self.seqlens_q
+        """Sequences that begin in this batch, bool [num_seqs], at position 0 or behind a cached
+        prefix: they were just given their state slot (or are recomputed in it), so their state
+        starts afresh."""
+        return self.seqlens_k - self.seqlens_q == self.start_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +138,9 @@ class Batch:
     positions: np.ndarray
     token_state_ids: np.ndarray
     num_drafts: np.ndarray
+    start_positions: np.ndarray
+    swa_valid_start: np.ndarray
+    first_outputs: np.ndarray
     plans: Mapping[PlanKey, DecodePlan | PrefillPlan]
     on_device: BatchArrays
     block_tables: np.ndarray | None = None
@@ -146,7 +161,7 @@ class Batch:
     @property
     def is_first_chunk(self) -> np.ndarray:
         """As `HostBatch.is_first_chunk`."""
-        return self.seqlens_k == self.seqlens_q
+        return self.seqlens_k - self.seqlens_q == self.start_positions
 
 
 def with_plans(
@@ -168,6 +183,9 @@ def with_plans(
         positions=host.positions,
         token_state_ids=host.token_state_ids,
         num_drafts=host.num_drafts,
+        start_positions=host.start_positions,
+        swa_valid_start=host.swa_valid_start,
+        first_outputs=host.first_outputs,
         plans=plans,
         on_device=on_device,
         block_tables=host.block_tables,

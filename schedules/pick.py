@@ -1,5 +1,7 @@
 """Which sequences of the table make up the next batch, and the batch's arrays."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .batch import HostBatch
@@ -9,9 +11,13 @@ from .table import DECODE, SequenceTable
 
 
 def pick_chunks(
-    table: SequenceTable, rows: list[int], limits: SchedulerLimits
+    table: SequenceTable,
+    rows: list[int],
+    limits: SchedulerLimits,
+    prepare: Callable[[int], None],
 ) -> list[tuple[int, int]]:
-    """(row, new tokens) of a prefill batch from `rows`, which are served in their order.
+    """(row, new tokens) of a prefill batch from `rows`, which are served in their order. `prepare`
+    is called with a row before its chunk is cut; it may move the row's start and stop.
 
     Never empty where `rows` is not: a chunk of at least one token, or, where prompts are not cut,
     the first prompt alone however long it is.
@@ -19,7 +25,9 @@ def pick_chunks(
     chosen: list[tuple[int, int]] = []
     budget = limits.token_budget
     for row in rows[: limits.max_prefill_seqs]:
-        missing = int(table.num_tokens[row] - table.num_computed[row])
+        prepare(row)
+        end = min(int(table.num_tokens[row]), int(table.stop[row]))
+        missing = end - int(table.num_computed[row])
         assert missing > 0
         take = min(missing, budget) if limits.chunked_prefill else missing
         if take > budget and chosen:
@@ -129,5 +137,8 @@ def _batch(
         positions=(first + np.arange(cu[-1])).astype(np.int32),
         token_state_ids=np.repeat(table.state_id[rows], take),
         num_drafts=num_drafts,
+        start_positions=table.start[rows].astype(np.int32),
+        swa_valid_start=table.swa_valid_start[rows].astype(np.int32),
+        first_outputs=table.first_output[rows].astype(np.int32),
         block_tables=None if blocks is None else blocks.rows(table.state_id[rows]),
     )

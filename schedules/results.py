@@ -10,6 +10,23 @@ from .batch import HostBatch
 
 
 @dataclass(frozen=True)
+class InFlight:
+    """A batch that was given out, and the epochs of its rows then."""
+
+    batch: HostBatch
+    epochs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What stays readable of a request that ended."""
+
+    state: str
+    tokens: np.ndarray
+    prompt_len: int
+
+
+@dataclass(frozen=True)
 class StepResults:
     """accepted int32 [num_seqs]; next_tokens int32 [num_seqs], -1 where none is due; num_drafts
     int32 [num_seqs] and drafts int32 [num_seqs, tokens_per_step - 1] of the next step; finished

@@ -5,7 +5,7 @@ Pure host logic: no plans, no device, no model. One batch is in flight at a time
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,21 +18,9 @@ from .counters import SchedulerCounters
 from .limits import SchedulerLimits as SchedulerLimits
 from .limits import check_request
 from .pick import decode_batch, drafts_of, pick_chunks, pick_decodes, prefill_batch
-from .results import StepResults, check_results
+from .prefix_hooks import NoPrefix, PrefixHooks
+from .results import Ended, InFlight, StepResults, check_results
 from .table import DECODE, PHASE_NAMES, PREFILL, WAITING, SequenceTable
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    batch: HostBatch
-    epochs: np.ndarray  # of its rows, when it was made
-
-
-@dataclass(frozen=True)
-class _Ended:
-    state: str
-    tokens: np.ndarray
-    prompt_len: int
 
 
 class Scheduler:
@@ -59,8 +47,9 @@ class Scheduler:
     What ended stays readable (`tokens`, `state`) until its id is submitted again or `forget`.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, prefix: PrefixHooks | None = None) -> None:
         self.limits = limits
+        self._prefix = NoPrefix() if prefix is None else prefix
         self.counters = SchedulerCounters()
         self._draft_columns = limits.tokens_per_step - 1
         self._table = SequenceTable(self._draft_columns)
@@ -72,8 +61,8 @@ class Scheduler:
             self.blocks = BlockTables(
                 limits.num_blocks, limits.block_size, limits.num_state_slots, limits.max_seq_len
             )
-        self._ended: dict[str, _Ended] = {}
-        self._in_flight: _InFlight | None = None
+        self._ended: dict[str, Ended] = {}
+        self._in_flight: InFlight | None = None
         self._steps = 0
         self._admissions = 0
         self._last_kind = "decode"
@@ -110,6 +99,7 @@ class Scheduler:
             prompt = check_request(
                 request, limits.max_seq_len, limits.vocab_size, limits.paged_tokens
             )
+            self._prefix.check(request.id, prompt, request.hash_ids)
             if request.id in self._row_of:
                 raise RequestError(
                     f"request {request.id!r} is {self.state(request.id)}; wait until it ends, "
@@ -119,6 +109,7 @@ class Scheduler:
             self.counters.refused += 1
             raise
         row = self._table.add(request.id, prompt, int(request.max_new_tokens))
+        self._prefix.submitted(row, prompt, request.hash_ids)
         self._ended.pop(request.id, None)
         self._row_of[request.id] = row
         self._queue.append(row)
@@ -134,8 +125,9 @@ class Scheduler:
 
     def preempt(self, id: str) -> None:
         """Take a running request's slot and put it at the head of the queue. It keeps its generated
-        tokens; prompt and generated tokens are computed again from position 0. What a batch in
-        flight computes for it is dropped. Raises RequestError for a request that does not run."""
+        tokens; prompt and generated tokens are computed again from position 0, or from the end of a
+        cached prefix. What a batch in flight computes for it is dropped. Raises RequestError for a
+        request that does not run."""
         row = self._row(id, "preempt")
         table = self._table
         if table.phase[row] == WAITING:
@@ -146,9 +138,10 @@ class Scheduler:
         table = self._table
         self._release_slot(row)
         self.counters.preempted += 1
-        self.counters.recomputed_tokens += int(table.num_computed[row])
+        self.counters.recomputed_tokens += int(table.num_computed[row] - table.start[row])
         table.phase[row] = WAITING
-        table.num_computed[row] = table.num_drafts[row] = 0
+        table.rewind(row)
+        self._prefix.preempted(row)
         table.epoch[row] += 1
         self._queue.appendleft(row)
 
@@ -173,7 +166,7 @@ class Scheduler:
             return None
         self._last_kind = batch.kind
         self._steps += 1
-        self._in_flight = _InFlight(batch, table.epoch[batch.slots].copy())
+        self._in_flight = InFlight(batch, table.epoch[batch.slots].copy())
         return batch
 
     def commit(
@@ -252,7 +245,8 @@ class Scheduler:
 
     def _prefill(self, prefills: list[int], waiting: list[int]) -> HostBatch:
         """A batch of chunks: prompts that run, then those of `waiting` that have a chunk in it."""
-        chosen = pick_chunks(self._table, prefills + waiting, self.limits)
+        prepare = partial(self._prefix.prepare, self._table)
+        chosen = pick_chunks(self._table, prefills + waiting, self.limits, prepare)
         for row, _ in chosen[len(prefills) :]:
             self._admit(row)
         batch = prefill_batch(self._table, chosen, self._steps, self.blocks)
@@ -328,6 +322,7 @@ class Scheduler:
         self._admissions += 1
         if self.blocks is not None:
             self.blocks.grow(int(table.state_id[row]), int(table.num_tokens[row]))
+        self._prefix.admitted(table, row)
 
     def _release_slot(self, row: int) -> None:
         slot = int(self._table.state_id[row])
@@ -345,15 +340,16 @@ class Scheduler:
         else:
             self._release_slot(row)
         id = table.ids[row]
-        self._ended[id] = _Ended(state, table.known(row).copy(), int(table.prompt_len[row]))
+        self._ended[id] = Ended(state, table.known(row).copy(), int(table.prompt_len[row]))
         del self._row_of[id]
         table.free(row)
+        self._prefix.ended(row)
         if state == "finished":
             self.counters.finished += 1
         else:
             self.counters.aborted += 1
 
-    def _check_in_flight(self, batch: Any) -> _InFlight:
+    def _check_in_flight(self, batch: Any) -> InFlight:
         flight = self._in_flight
         if flight is None:
             raise BatchError("commit: no batch is in flight; call next_batch first")
@@ -381,6 +377,11 @@ class Scheduler:
         table.append(rows, new, count)
         self.counters.drafts_accepted += int(kept.sum())
         self.counters.output_tokens += int(count.sum())
+
+        if self._prefix is not None:
+            starts = (batch.seqlens_k - batch.seqlens_q)[live]
+            for row, before in zip(rows.tolist(), starts.tolist(), strict=True):
+                self._prefix.advanced(table, row, before)
 
         full = batch.is_last_chunk[live] & (table.num_tokens[rows] == table.max_tokens[rows])
         ends = full | results.finished[live]

@@ -7,6 +7,7 @@ FREE, WAITING, PREFILL, DECODE = 0, 1, 2, 3
 PHASE_NAMES = {WAITING: "waiting", PREFILL: "prefill", DECODE: "decode"}
 
 FIRST_ROWS = 16
+NO_STOP = np.iinfo(np.int64).max
 
 
 class SequenceTable:
@@ -24,6 +25,10 @@ class SequenceTable:
     last_token    int32  [rows]  the last known token
     num_drafts    int32  [rows]  drafts of the next decode step
     drafts        int32  [rows, draft_columns]
+    start            int64 [rows]  where computing began in the row's slot; above 0 after a hit
+    stop             int64 [rows]  a prefill chunk must end there at the latest
+    swa_valid_start  int64 [rows]  ring positions below it are missing
+    first_output     int64 [rows]  positions below it are computed to rebuild rings only
     ids, tokens   lists          request id, and a buffer whose first num_tokens are known
 
     In DECODE num_tokens = num_computed + 1: the last token is the first of the next step.
@@ -39,6 +44,10 @@ class SequenceTable:
         self.order = np.zeros(FIRST_ROWS, np.int64)
         self.turn = np.zeros(FIRST_ROWS, np.int64)
         self.epoch = np.zeros(FIRST_ROWS, np.int64)
+        self.start = np.zeros(FIRST_ROWS, np.int64)
+        self.stop = np.zeros(FIRST_ROWS, np.int64)
+        self.swa_valid_start = np.zeros(FIRST_ROWS, np.int64)
+        self.first_output = np.zeros(FIRST_ROWS, np.int64)
         self.last_token = np.zeros(FIRST_ROWS, np.int32)
         self.num_drafts = np.zeros(FIRST_ROWS, np.int32)
         self.drafts = np.zeros((FIRST_ROWS, draft_columns), np.int32)
@@ -54,12 +63,18 @@ class SequenceTable:
         self.phase[row] = WAITING
         self.state_id[row] = -1
         self.prompt_len[row] = self.num_tokens[row] = prompt.shape[0]
-        self.num_computed[row] = self.num_drafts[row] = 0
+        self.rewind(row)
+        self.stop[row] = NO_STOP
         self.max_tokens[row] = prompt.shape[0] + max_new_tokens
         self.epoch[row] += 1
         self.ids[row] = id
         self.tokens[row] = prompt.astype(np.int32)
         return row
+
+    def rewind(self, row: int) -> None:
+        """Nothing of the row is computed: it begins at position 0, and its rings lack nothing."""
+        self.num_computed[row] = self.num_drafts[row] = 0
+        self.start[row] = self.swa_valid_start[row] = self.first_output[row] = 0
 
     def free(self, row: int) -> None:
         self.phase[row] = FREE

@@ -290,6 +290,9 @@ def random_batch(cfg: Config, num_seqs: int, rng: np.random.Generator) -> HostBa
         positions=chosen.positions,
         token_state_ids=chosen.token_state_ids,
         num_drafts=np.full(num_seqs, chosen.queries - 1, np.int32),
+        start_positions=np.zeros(num_seqs, np.int32),
+        swa_valid_start=np.zeros(num_seqs, np.int32),
+        first_outputs=np.zeros(num_seqs, np.int32),
     )
 
 

@@ -1,0 +1,52 @@
+"""Where the scheduler asks a prefix cache, and what answers where there is none."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .table import SequenceTable
+
+
+class PrefixHooks(Protocol):
+    """What the scheduler calls. Rows are those of its table."""
+
+    def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
+        """Raises RequestError for hash ids that do not fit the prompt; changes nothing."""
+
+    def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
+        """A request that was checked has a row."""
+
+    def prepare(self, table: SequenceTable, row: int) -> None:
+        """A row's next chunk is about to be cut. Sets num_computed, start, swa_valid_start and
+        first_output of a waiting row, and stop of any."""
+
+    def admitted(self, table: SequenceTable, row: int) -> None:
+        """A row has a state slot now, and begins where it was prepared."""
+
+    def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Rows have computed positions starts .. num_computed - 1; their slots still hold them."""
+
+    def preempted(self, row: int) -> None:
+        """A row has lost its slot, and waits."""
+
+    def ended(self, row: int) -> None:
+        """A row is free."""
+
+
+class NoPrefix:
+    """Every sequence begins at position 0, and its chunks end where the budget says."""
+
+    def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
+
+    def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
+
+    def prepare(self, table: SequenceTable, row: int) -> None: ...
+
+    def admitted(self, table: SequenceTable, row: int) -> None: ...
+
+    def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None: ...
+
+    def preempted(self, row: int) -> None: ...
+
+    def ended(self, row: int) -> None: ...

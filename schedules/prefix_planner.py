@@ -1,0 +1,255 @@
+"""Prefix caching as the scheduler sees it: where an admitted sequence begins, where its chunks end,
+and which snapshots and restores follow from a step. Host logic only: what moves bytes reads the
+orders that are left here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..layouts.errors import RequestError
+from ..layouts.sizes import align_down
+from .prefix_index import Entry, PrefixIndex
+from .prefix_keys import extend_keys, keys_of_hash_ids
+from .prefix_rules import Resume, ResumeRule
+from .table import DECODE, NO_STOP, WAITING, SequenceTable
+
+RINGS = "rings"  # the one kind of layers that snapshots hold
+
+
+@dataclass(frozen=True)
+class SnapshotOrder:
+    """Copy the state slot now: it holds the prefix that `keys[blocks - 1]` names."""
+
+    state_id: int
+    keys: Sequence[bytes]
+    blocks: int
+
+
+@dataclass(frozen=True)
+class RestoreOrder:
+    """Copy a snapshot into the state slot now."""
+
+    state_id: int
+    snapshot: Any
+
+
+@dataclass
+class Claim:
+    """A hit that a waiting row will use, with the snapshot in hand: nothing can fail later."""
+
+    resume: Resume
+    blocks: int
+    snapshot: Any
+
+
+@dataclass
+class PlannerCounters:
+    """hits, hit_blocks       admissions that used a cached prefix, and its blocks (a row that was
+                           preempted and admitted again counts again in `admissions`, not here)
+    hit_tokens             tokens of those prefixes
+    replayed_tokens        of these, the ones computed again to rebuild rings
+    prompt_blocks          whole blocks of all prompts
+    best_blocks            of these, what an endless cache could have given that has every prefix of
+                           a request the moment it is submitted; counted where `seen` is a set
+    failed_reads           look-ups that the index promised and the store did not keep
+    """
+
+    admissions: int = 0
+    hits: int = 0
+    hit_blocks: int = 0
+    hit_tokens: int = 0
+    replayed_tokens: int = 0
+    prompt_blocks: int = 0
+    best_blocks: int = 0
+    failed_reads: int = 0
+
+
+@dataclass
+class _Row:
+    """What is known of a live row: keys of its whole blocks so far, and its hit."""
+
+    keys: list[bytes]
+    claim: Claim | None = None
+    replaying: Claim | None = None
+    counted: bool = False
+
+
+class PrefixPlanner:
+    """rule        of the model and contract
+    index       what is cached
+    block_size  tokens of a block, a multiple of rule.ratio
+    interval    blocks between snapshots
+    root        the key of the empty prefix
+    fetch       a snapshot by its key, or None where it is gone; called when a request is about to
+                be admitted, so that what cannot be read is a miss and not a broken slot
+    probe       whether a store that outlives the index has a key, or None
+    """
+
+    def __init__(
+        self,
+        rule: ResumeRule,
+        index: PrefixIndex,
+        *,
+        block_size: int,
+        interval: int,
+        root: bytes,
+        fetch: Callable[[bytes], Any],
+        probe: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        assert block_size % rule.ratio == 0
+        self.rule, self.index, self.root = rule, index, root
+        self.block_size, self.interval = block_size, interval
+        self.fetch, self.probe = fetch, probe
+        self.counters = PlannerCounters()
+        self.snapshots: list[SnapshotOrder] = []
+        self.restores: list[RestoreOrder] = []
+        # Every key of a prompt so far, where a run asks for `best_blocks`: it only grows.
+        self.seen: set[bytes] | None = None
+        self._rows: dict[int, _Row] = {}
+
+    def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
+        """Raises RequestError where hash ids are given and do not cover the prompt's blocks."""
+        blocks = len(prompt) // self.block_size  # whole ones
+        if hash_ids and len(hash_ids) < blocks:
+            raise RequestError(
+                f"request {id!r}: {len(hash_ids)} hash_ids for {blocks} whole blocks of "
+                f"{self.block_size} tokens"
+            )
+
+    def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
+        """A new row of the table, which `check` has passed."""
+        blocks = len(prompt) // self.block_size  # whole ones
+        keys = keys_of_hash_ids(self.root, hash_ids, blocks)
+        extend_keys(keys, self.root, prompt, self.block_size)
+        self._rows[row] = _Row(keys)
+        self.counters.prompt_blocks += blocks
+        if self.seen is not None:
+            known = next((k for k, key in enumerate(keys) if key not in self.seen), blocks)
+            self.counters.best_blocks += known
+            self.seen.update(keys)
+
+    def prepare(self, table: SequenceTable, row: int) -> None:
+        """Before a chunk of a row is cut: a waiting row gets its start, every row the position
+        where its chunk must end."""
+        state = self._rows[row]
+        if table.phase[row] == WAITING:
+            self._look_up(table, row, state)
+        table.stop[row] = self._stop(table, row, state)
+
+    def admitted(self, table: SequenceTable, row: int) -> None:
+        """A row got its state slot, and begins where `prepare` put it."""
+        state, counters = self._rows[row], self.counters
+        claim, state.claim = state.claim, None
+        counters.admissions += 1
+        self.index.count_lookup(state.keys)
+        if claim is None:
+            return
+        self.index.use(state.keys, claim.blocks)
+        resume = claim.resume
+        if not state.counted:  # a row that was preempted has had its hit
+            counters.hits += 1
+            counters.hit_blocks += claim.blocks
+            counters.hit_tokens += resume.boundary
+            state.counted = True
+        counters.replayed_tokens += resume.boundary - resume.start
+        if resume.restore_first:
+            self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
+        else:
+            state.replaying = claim
+
+    def advanced(self, table: SequenceTable, row: int, before: int) -> None:
+        """A row has computed positions before .. num_computed - 1, which its slot holds now."""
+        state, after = self._rows[row], int(table.num_computed[row])
+        claim = state.replaying
+        if claim is not None:
+            # Until the boundary the rings hold a replay, of which no snapshot may be taken.
+            assert after <= claim.resume.boundary
+            if after == claim.resume.boundary:
+                self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
+                state.replaying = None
+            return
+        step = self.block_size * self.interval
+        boundary = align_down(after, step)
+        if boundary <= before:
+            return
+        # A chunk ends at its boundary; a decode step may be past it by its accepted drafts.
+        assert boundary == after or table.phase[row] == DECODE
+        self._extend(table, row, state)
+        blocks = boundary // self.block_size  # exact: `step` is whole blocks
+        if Entry(RINGS, state.keys[blocks - 1]) not in self.index:
+            self.snapshots.append(SnapshotOrder(int(table.state_id[row]), state.keys, blocks))
+
+    def preempted(self, row: int) -> None:
+        """A row lost its slot."""
+        state = self._rows[row]
+        state.claim = state.replaying = None
+
+    def ended(self, row: int) -> None:
+        """A row is free."""
+        del self._rows[row]
+
+    def take_restores(self) -> list[RestoreOrder]:
+        orders, self.restores = self.restores, []
+        return orders
+
+    def take_snapshots(self) -> list[SnapshotOrder]:
+        orders, self.snapshots = self.snapshots, []
+        return orders
+
+    def _look_up(self, table: SequenceTable, row: int, state: _Row) -> None:
+        """Puts a waiting row behind the longest prefix that it can use."""
+        self._extend(table, row, state)
+        claim = self._find(state, int(table.num_tokens[row]))
+        state.claim = claim
+        resume = Resume(0, 0, 0, 0, restore_first=False) if claim is None else claim.resume
+        table.num_computed[row] = table.start[row] = resume.start
+        table.swa_valid_start[row] = resume.swa_valid_start
+        table.first_output[row] = resume.first_output
+
+    def _find(self, state: _Row, num_tokens: int) -> Claim | None:
+        if self.probe is not None:
+            self._adopt(state.keys)
+        for blocks in list(self.index.boundaries(state.keys)):
+            resume = self.rule.resume(blocks * self.block_size, num_tokens)
+            if resume is None:
+                continue
+            if state.claim is not None and state.claim.blocks == blocks:
+                return Claim(resume, blocks, state.claim.snapshot)
+            key = state.keys[blocks - 1]
+            snapshot = self.fetch(key)
+            if snapshot is not None:
+                return Claim(resume, blocks, snapshot)
+            self.counters.failed_reads += 1
+            self.index.drop(Entry(RINGS, key))
+        return None
+
+    def _adopt(self, keys: list[bytes]) -> None:
+        """Enters the longest prefix that the store has from elsewhere."""
+        for blocks in range(len(keys), 0, -1):
+            if blocks % self.interval:
+                continue
+            if Entry(RINGS, keys[blocks - 1]) in self.index:
+                return
+            if self.probe(keys[blocks - 1]):
+                self.index.insert(RINGS, keys, blocks)
+                return
+
+    def _stop(self, table: SequenceTable, row: int, state: _Row) -> int:
+        """Where the next chunk of a row must end: at the boundary of its replay, or at the next
+        one where a snapshot is due."""
+        at, known = int(table.num_computed[row]), int(table.num_tokens[row])
+        claim = state.claim or state.replaying
+        if claim is not None and at < claim.resume.boundary:
+            return claim.resume.boundary
+        step = self.block_size * self.interval
+        for boundary in range(align_down(at, step) + step, known + 1, step):
+            key = state.keys[boundary // self.block_size - 1]
+            if Entry(RINGS, key) not in self.index:
+                return boundary
+        return NO_STOP
+
+    def _extend(self, table: SequenceTable, row: int, state: _Row) -> None:
+        extend_keys(state.keys, self.root, table.known(row), self.block_size)
