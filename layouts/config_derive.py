@@ -5,6 +5,7 @@ import math
 
 from .bind import Binder
 from .config_paged import derive_paged
+from .config_prefix import derive_prefix
 from .config_schema import (
     WINDOW_FIX,
     ConfigFile,
@@ -50,6 +51,7 @@ def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
     slots = SlotDeriver(file, binder, formats, groups)
     layout = slots.derive()
     paged = derive_paged(file, binder, formats, groups)
+    prefix = derive_prefix(file, binder, slots.compression_ratio)
     if layout is None or binder.faults:
         return None
     return Config(
@@ -63,6 +65,7 @@ def derive_config(file: ConfigFile, binder: Binder, path: str) -> Config | None:
         paged_layout=paged,
         engine=EngineConfig(**vars(file.engine)),
         run=RunConfig(**vars(file.run)),
+        prefix=prefix,
     )
 
 

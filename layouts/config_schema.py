@@ -198,6 +198,17 @@ class RunSection:
 
 
 @dataclass(frozen=True)
+class PrefixSection:
+    """The prefix cache; without this section, or with contract none, there is none."""
+
+    contract: Literal["none", "full", "exact", "bounded"]
+    block_size: Annotated[int, Bound(least=1, most=1 << 20)]  # tokens
+    snapshot_blocks: Annotated[int, Bound(least=1, most=1 << 20)]  # blocks between snapshots
+    budget_bytes: Annotated[int, Bound(least=1, most=MAX_BYTES)] | None  # null: no bound
+    store: str  # memory:, lmdb:PATH or redis://HOST:PORT/DB
+
+
+@dataclass(frozen=True)
 class ConfigFile:
     name: str
     version: Annotated[int, Bound(least=1, most=2**31 - 1)]
@@ -208,3 +219,4 @@ class ConfigFile:
     engine: EngineSection
     run: RunSection
     paged: PagedSection | None = None  # models with global layers
+    prefix: PrefixSection | None = None

@@ -67,6 +67,19 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class PrefixConfig:
+    """A prefix cache: `block_size` tokens have one key; a snapshot is kept at every
+    `snapshot_blocks`-th boundary, in the store at `store`, up to `budget_bytes` (None: no bound).
+    contract: what a restored sequence is worth (docs/prefix.md)."""
+
+    contract: Literal["full", "exact", "bounded"]
+    block_size: int
+    snapshot_blocks: int
+    budget_bytes: int | None
+    store: str
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole configuration; frozen and hashable. `layers` holds the model's layers, then its draft
     layers: `num_layers + num_draft_layers` in all, each at the index of its id."""
@@ -88,6 +101,7 @@ class Config:
     engine: EngineConfig
     run: RunConfig
     paged_layout: PagedLayout | None = None
+    prefix: PrefixConfig | None = None  # None: no prefix cache
 
     @property
     def latent(self) -> bool:

@@ -11,7 +11,7 @@ DIGEST_VERSION = 1  # of the text below; stored bytes of another version are nev
 # engine, a run's seed and trace, names of groups, comments. Every other field counts, one that is
 # added later too.
 _SILENT = {
-    "Config": {"path", "engine", "run", "max_seq_len"},
+    "Config": {"path", "engine", "run", "prefix", "max_seq_len"},
     "LayerConfig": {"group"},
     "Field": {"doc"},
 }

@@ -160,8 +160,16 @@ class PrefixPlanner:
         else:
             state.replaying = claim
 
-    def advanced(self, table: SequenceTable, row: int, before: int) -> None:
-        """A row has computed positions before .. num_computed - 1, which its slot holds now."""
+    def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Rows have computed positions starts .. num_computed - 1, which their slots hold now."""
+        step = self.block_size * self.interval
+        passed = table.num_computed[rows] // step > starts // step  # whole steps: rounded down
+        looked_at = passed | (starts < table.first_output[rows])
+        for i in np.flatnonzero(looked_at).tolist():
+            self._advance(table, int(rows[i]), int(starts[i]))
+
+    def _advance(self, table: SequenceTable, row: int, before: int) -> None:
+        """Leaves the orders of a row that passed a boundary, or replays."""
         state, after = self._rows[row], int(table.num_computed[row])
         claim = state.replaying
         if claim is not None:

@@ -378,10 +378,7 @@ class Scheduler:
         self.counters.drafts_accepted += int(kept.sum())
         self.counters.output_tokens += int(count.sum())
 
-        if self._prefix is not None:
-            starts = (batch.seqlens_k - batch.seqlens_q)[live]
-            for row, before in zip(rows.tolist(), starts.tolist(), strict=True):
-                self._prefix.advanced(table, row, before)
+        self._prefix.advanced(table, rows, (batch.seqlens_k - batch.seqlens_q)[live])
 
         full = batch.is_last_chunk[live] & (table.num_tokens[rows] == table.max_tokens[rows])
         ends = full | results.finished[live]

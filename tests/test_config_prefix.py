@@ -1,0 +1,67 @@
+"""The `prefix` section: optional, off with contract none, and what it asks of the rest."""
+
+import dataclasses
+
+import pytest
+from config_edits import QUICKSTART, edited, faults_of
+from engine_runs import tiny
+
+import ringslab as rs
+from ringslab.layouts.digest import layout_digest
+
+ON = ("prefix.contract=full",)
+
+
+def test_a_file_without_it_loads_as_before(tmp_path):
+    """No section, null and contract none are the same: no prefix cache."""
+    text = QUICKSTART.read_text()
+    path = tmp_path / "without.yaml"
+    path.write_text(text[: text.index("\nprefix:")])
+    assert rs.load_config(path).prefix is None
+    path.write_text(text[: text.index("\nprefix:")] + "\nprefix: null\n")
+    assert rs.load_config(path).prefix is None
+    assert rs.load_config(QUICKSTART).prefix is None
+
+
+def test_values_and_what_they_leave_alone():
+    """The section as written; it changes no stored byte, so the layout's digest stays."""
+    on, off = tiny("prefix.contract=exact", "prefix.snapshot_blocks=3"), tiny()
+    assert dataclasses.astuple(on.prefix) == ("exact", 8, 3, None, "memory:")
+    assert layout_digest(on) == layout_digest(off)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        (("prefix.block_size=7",), "prefix.block_size", "a multiple of 2"),
+        (("engine.chunked_prefill=false",), "engine.chunked_prefill", "true, for chunks"),
+        (
+            ("run.activations=file", "run.activations_path=x"),
+            "run.activations",
+            "seeded or stacked",
+        ),
+        (("prefix.contract=all",), "prefix.contract", "one of none, full, exact, bounded"),
+        (("prefix.snapshot_blocks=0",), "prefix.snapshot_blocks", "an integer >= 1"),
+        (("prefix.store=null",), "prefix.store", "text"),
+    ],
+)
+def test_what_does_not_go_together(overrides, key, expected):
+    """One fault, at the key that is wrong, with what to write."""
+    (line,) = faults_of(QUICKSTART, (*ON, *overrides))
+    assert f" {key}: got " in line
+    assert f"expected {expected}" in line
+
+
+def test_a_stored_layer_above_a_rebuilt_one_needs_full(tmp_path):
+    """Layer 1 a consumer below producer 2: its replay is not exact, and what stands above it is
+    stored. `full` stores all rings, and takes it."""
+    role = "num_layers: 1\n    role: producer"
+    cfg = edited(
+        tmp_path,
+        (f"layers: [0]\n    {role}", f"layers: [2]\n    {role}"),
+        ("first: 1\n    last: 2\n", "first: 0\n    last: 1\n"),
+        ("num_layers: 2\n    role: producer", "num_layers: 2\n    role: consumer"),
+        ("contract: none", "contract: exact"),
+    )
+    wanted = "prefix.contract: got exact, expected full where a consumer (layer 0) lies below"
+    assert any(wanted in line for line in faults_of(cfg))
