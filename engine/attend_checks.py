@@ -91,3 +91,15 @@ def refuse_unsupported(cfg: Config) -> None:
             f"{cfg.path}: run.activations is file, which holds latent vectors only; models that "
             "keep K and V apart run with seeded or stacked"
         )
+
+
+def check_sink(sink: Any, num_q_heads: int) -> Any:
+    """Sink logits as an array, float32 [num_q_heads], on the host or a GPU. Raises ArgumentError
+    for another shape or dtype."""
+    array = as_array(sink, "sink")
+    if array.dtype != np.float32 or tuple(array.shape) != (num_q_heads,):
+        raise ArgumentError(
+            f"set_sink: sink is {array.dtype} {tuple(array.shape)} but must be float32 "
+            f"({num_q_heads},), one logit a query head"
+        )
+    return array

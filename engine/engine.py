@@ -29,6 +29,7 @@ from .attend_checks import (
     activation_bits,
     check_backend,
     check_result,
+    check_sink,
     named_parts,
     refuse_unsupported,
 )
@@ -38,6 +39,7 @@ from .decode_inputs import DecodeInputs, StepArrays, take_decode_inputs
 from .finite import check_finite_bits
 from .nvtx_ranges import load_ranges
 from .paged_pool import take_paged
+from .prefix_cache import open_prefix
 from .slab import take_slab
 from .state_reset import reset_states, take_reset
 from .step import StepTools, attend_layer
@@ -84,6 +86,7 @@ class Engine:
             paged = take_paged(cfg, self.sizes.paged, slots, self.memory, self.backend)
             workspace = take_workspace(cfg, self.sizes, self.memory)
             self._reset = take_reset(cfg.slot_layout, self.memory)
+            self.prefix = open_prefix(cfg, self.memory, self.backend)
             self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]
         self.tools = StepTools(
             ops=load_operations(self.backend),
@@ -95,7 +98,8 @@ class Engine:
             stream=None,  # the current one: `memory.scope` makes the engine's own current
             paged=paged,
         )
-        self.scheduler = Scheduler(scheduler_limits(cfg, slots))
+        planner = None if self.prefix is None else self.prefix.planner
+        self.scheduler = Scheduler(scheduler_limits(cfg, slots), planner)
         self._run_buffers = None
         self._decode_inputs: DecodeInputs | None = None
         # `run` sets it: decode batches then come in the fixed buffers, padded, and their plans are
@@ -115,6 +119,8 @@ class Engine:
 
     def close(self) -> None:
         """Lets go of the engine's memory; twice is nothing. Results stay valid."""
+        if self.prefix is not None and not self._closed:
+            self.prefix.close()
         self._closed = True
         self._open = None
         self._run_buffers = self._reset = self.tools = None
@@ -156,21 +162,21 @@ class Engine:
     def set_sink(self, layer: int, sink: Any) -> None:
         """Gives a layer its sink logits, float32 [num_q_heads], in place of the seeded ones.
 
-        Raises ArgumentError for another shape or dtype and for a layer without a sink.
+        Raises ArgumentError for another shape or dtype and for a layer without a sink, BatchError
+        with a prefix cache while requests are running: what is cached depends on the sinks.
         """
         self._check_alive()
         config = self._layer(layer)
         if not config.sink:
             raise ArgumentError(f"set_sink: layer={layer} has sink: false in {self.cfg.path}")
-        array = as_array(sink, "sink")
-        if array.dtype != np.float32 or tuple(array.shape) != (self.cfg.num_q_heads,):
-            raise ArgumentError(
-                f"set_sink: sink is {array.dtype} {tuple(array.shape)} but must be float32 "
-                f"({self.cfg.num_q_heads},), one logit a query head"
-            )
+        array = check_sink(sink, self.cfg.num_q_heads)
+        if self.prefix is not None and not self.done:
+            raise BatchError("set_sink: requests are running; with a prefix cache set sinks before")
         with self.memory.scope():
             host = self.memory.to_host(array) if is_cuda(array) else array
             self._sinks[layer] = self._upload_sink(host)
+            if self.prefix is not None:
+                self.prefix.set_sinks(self._sinks)
 
     def next_batch(self) -> Batch | None:
         """The next prefill or decode batch with its plans, or None where nothing can run now.
@@ -191,6 +197,8 @@ class Engine:
                 batch = self._build(host)
             fresh = host.state_ids[host.is_first_chunk]
             reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
+            if self.prefix is not None:
+                self.prefix.before_step(self.tools.slab)
         for states in self._missing.values():
             states.difference_update(fresh.tolist())
         self._missing = {layer: states for layer, states in self._missing.items() if states}
@@ -290,6 +298,9 @@ class Engine:
         for layer in range(len(self.cfg.layers)):
             if layer not in self._attended:
                 self._missing.setdefault(layer, set()).update(batch.state_ids.tolist())
+        if self.prefix is not None:
+            with self.memory.scope():
+                self.prefix.after_step(self.tools.slab, set().union(*self._missing.values()))
         self._open = self.open_step = None
 
     def run(self, trace: Any = None, **options: Any) -> dict:

@@ -12,6 +12,7 @@ from ..rawkernels.memory import Memory, refuse_too_large
 from ..schedules.batch import PlanKey
 from .decode_inputs import BUFFER_ALIGN, decode_input_bytes
 from .paged_pool import PagedSizes, paged_sizes
+from .prefix_cache import prefix_buffer_bytes
 from .slab import slab_bytes
 
 DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
@@ -29,6 +30,7 @@ class EngineSizes:
     staging_bytes   a batch's int32 arrays and plans, twice (a step is uploaded while one runs)
     decode_bytes    fixed inputs, plans and token digests of captured decode steps; taken by `run`
                     on a GPU, or at the first call of `padded`
+    snapshot_bytes  snapshots of state slots on their way off a GPU; 0 without a prefix cache
     run_bytes       q, kv and out of a batch, and token digests; taken by `run` only, or when a
                     caller hands host arrays to an engine on a GPU
     paged           the paged pool and what works on it
@@ -43,6 +45,7 @@ class EngineSizes:
     lse_bytes: int
     staging_bytes: int
     decode_bytes: int
+    snapshot_bytes: int
     run_bytes: int
     paged: PagedSizes
 
@@ -58,6 +61,7 @@ class EngineSizes:
             + self.lse_bytes
             + self.staging_bytes
             + self.decode_bytes
+            + self.snapshot_bytes
             + self.run_bytes
             + self.paged.pool_bytes
             + self.paged.work_bytes
@@ -68,6 +72,7 @@ class EngineSizes:
         rest = self.joint_bytes + self.lse_bytes + self.staging_bytes + self.decode_bytes
         rest += self.paged.work_bytes
         pool = f"paged pool {self.paged.pool_bytes:,} B, " if self.paged.pool_bytes else ""
+        rest += self.snapshot_bytes
         return (
             f"{self.total_bytes:,} B: slab {self.slab_bytes:,} B "
             f"({self.num_state_slots} state slots), {pool}workspace {rest:,} B, "
@@ -106,6 +111,7 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
         lse_bytes=tokens * heads * 4,
         staging_bytes=2 * _staging_bytes(cfg, longest, prefill_seqs, decode),
         decode_bytes=decode_input_bytes(plan_keys(cfg, "decode"), decode_seqs, cfg.tokens_per_step),
+        snapshot_bytes=0 if cfg.prefix is None else prefix_buffer_bytes(cfg),
         run_bytes=tokens * vectors * head_dim * bf16 + digest_tokens(tokens) * 8,
         paged=paged_sizes(cfg, slots),
     )

@@ -28,6 +28,9 @@ class Memory:
     pinned(shape, dtype)    a host array that `upload` reads at full speed
     upload(dst, src)        copies a host array into dst (same shape and dtype) in stream order; a
                             pinned source must stay as it is until an event recorded after it
+    download(dst, src)      copies a device array to a host array (same shape and dtype, pinned on a
+                            GPU) in stream order; dst is whole once an event recorded after it is
+                            done
     zero(x)                 sets all bytes to 0, in stream order
     copy(dst, src)          the first dst.nbytes bytes of src, in stream order; both on the device
     take_rows(src, rows, dst)  dst[i] = src[rows[i]] along the first axis, in stream order
@@ -35,9 +38,13 @@ class Memory:
     record(event=None) -> event  marks this point of the stream (on the host: the time), by an
                             event that was recorded before if one is given
     wait(event)             returns when everything before the event is done
+    after(event)            what is queued from here on begins when the event is done; the host does
+                            not wait
     elapsed_us(a, b)        microseconds between two events that are done
     free_bytes()            (free, total) bytes
     scope()                 a context in which the device and the stream are the current ones
+    side_stream() -> scope  a stream of its own; `with scope():` makes it the current one. On the
+                            host there is only one order of things
     capture(run) -> launch  what `run()` queues on the current stream, as one CUDA graph that
                             launch() replays on the stream current then; run() itself queues nothing
                             now, must allocate nothing, and must have run once before, so that its
@@ -51,15 +58,18 @@ class Memory:
     empty: Callable[[tuple[int, ...], Any], Any]
     pinned: Callable[[tuple[int, ...], Any], np.ndarray]
     upload: Callable[[Any, np.ndarray], None]
+    download: Callable[[np.ndarray, Any], None]
     zero: Callable[[Any], None]
     copy: Callable[[Any, Any], None]
     take_rows: Callable[[Any, Any, Any], None]
     to_host: Callable[[Any], np.ndarray]
     record: Callable[..., Any]
     wait: Callable[[Any], None]
+    after: Callable[[Any], None]
     elapsed_us: Callable[[Any, Any], float]
     free_bytes: Callable[[], tuple[int, int]]
     scope: Callable[[], AbstractContextManager]
+    side_stream: Callable[[], Callable[[], AbstractContextManager]]
     capture: Callable[[Callable[[], None]], Callable[[], None]]
     capturing: Callable[[], bool]
     hold: Callable[[], Callable[[], None]]
@@ -76,15 +86,18 @@ def load_memory(backend: str, device: int = 0, stream: Any = None) -> Memory:
         empty=_empty,
         pinned=_empty,
         upload=_copy,
+        download=_copy,
         zero=_zero,
         copy=_copy_first,
         take_rows=_take_rows,
         to_host=np.array,
         record=lambda event=None: time.perf_counter(),
         wait=_no_wait,
+        after=_no_wait,
         elapsed_us=_elapsed_us,
         free_bytes=host_bytes,
         scope=nullcontext,
+        side_stream=lambda: nullcontext,
         capture=lambda run: run,
         capturing=lambda: False,
         hold=lambda: _nothing,

@@ -63,7 +63,7 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         except cupy.cuda.memory.OutOfMemoryError as error:
             raise DeviceMemoryError(f"array {shape} of {dtype} on {place}: {error}") from error
 
-    upload, copy, record = _copies()
+    upload, download, copy, record = _copies()
 
     def zero(x) -> None:
         x.data.memset_async(0, x.nbytes)
@@ -73,24 +73,36 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         empty=empty,
         pinned=cupyx.empty_pinned,
         upload=upload,
+        download=download,
         zero=zero,
         copy=copy,
         take_rows=lambda src, rows, dst: cupy.take(src, rows, axis=0, out=dst),
         to_host=cupy.asnumpy,
         record=record,
         wait=lambda event: event.synchronize(),
+        after=lambda event: cupy.cuda.get_current_stream().wait_event(event),
         elapsed_us=lambda start, end: cupy.cuda.get_elapsed_time(start, end) * 1e3,
         free_bytes=free_bytes,
         scope=scope,
+        side_stream=lambda: _side_stream(device),
         capture=_capture,
         capturing=is_capturing,
         hold=_hold,
     )
 
 
-def _copies() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """`Memory.upload`, `copy` and `record`. Copies are the runtime's own calls, which take half of
-    the host time of CuPy's methods: decode steps pay for it."""
+def _side_stream(device: int) -> Callable[[], Any]:
+    """`Memory.side_stream`: a stream that does not wait for the null stream."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        stream = cupy.cuda.Stream(non_blocking=True)
+    return lambda: stream
+
+
+def _copies() -> tuple[Callable[..., Any], ...]:
+    """`Memory.upload`, `download`, `copy` and `record`. Copies are the runtime's own calls, which
+    take half of the host time of CuPy's methods: decode steps pay for it."""
     from cupy.cuda import Event, get_current_stream, runtime
 
     def upload(dst, src: np.ndarray) -> None:
@@ -103,6 +115,13 @@ def _copies() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any
             kind = runtime.memcpyHostToDevice
             runtime.memcpyAsync(dst.data.ptr, src.ctypes.data, src.nbytes, kind, stream.ptr)
 
+    def download(dst: np.ndarray, src) -> None:
+        assert dst.nbytes == src.nbytes
+        assert dst.flags.c_contiguous
+        assert src.flags.c_contiguous
+        kind, stream = runtime.memcpyDeviceToHost, get_current_stream().ptr
+        runtime.memcpyAsync(dst.ctypes.data, src.data.ptr, dst.nbytes, kind, stream)
+
     def copy(dst, src) -> None:
         kind, stream = runtime.memcpyDeviceToDevice, get_current_stream().ptr
         runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, kind, stream)
@@ -112,7 +131,7 @@ def _copies() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any
         event.record()
         return event
 
-    return upload, copy, record
+    return upload, download, copy, record
 
 
 def _capture(run: Callable[[], None]) -> Callable[[], None]:

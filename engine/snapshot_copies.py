@@ -1,0 +1,87 @@
+"""Snapshots of state slots off the device and back, beside the steps.
+
+Off the device a snapshot goes in two copies. The first, within the device and in the order of the
+steps, takes about a microsecond: the step after it may overwrite the slot. The second crosses to a
+pinned host buffer on a stream of its own, while that step runs. On the host there is one copy, the
+store's.
+"""
+
+import queue
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..rawkernels.memory import Memory
+
+SNAPSHOT_BUFFERS = 16  # snapshots on their way; the next one waits for the store to take one
+LOAD_BUFFERS = 2
+
+
+def snapshot_buffer_bytes(num_bytes: int) -> int:
+    """Device bytes of the buffers of snapshots on their way."""
+    return SNAPSHOT_BUFFERS * num_bytes
+
+
+@dataclass
+class SnapshotCopies:
+    """num_bytes: of a snapshot. `take` from the thread that queues steps, `read` and `give_back`
+    from any."""
+
+    memory: Memory
+    num_bytes: int
+    device: Any = field(init=False)  # uint8 [SNAPSHOT_BUFFERS, num_bytes]
+    pinned: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (SNAPSHOT_BUFFERS, self.num_bytes)
+        self.device = self.memory.empty(shape, np.uint8)
+        self.pinned = self.memory.pinned(shape, np.uint8)
+        self._aside = self.memory.side_stream()
+        self._taken: list[Any] = [None] * SNAPSHOT_BUFFERS  # events: the slot may change
+        self._crossed: list[Any] = [None] * SNAPSHOT_BUFFERS  # events: the pinned bytes are whole
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for buffer in range(SNAPSHOT_BUFFERS):
+            self._free.put(buffer)
+
+    def take(self, slot: Any) -> int:
+        """Queues the copy of a slot's bytes, uint8 [num_bytes], as they are after what was queued
+        before; returns the buffer that they go to. Waits while all buffers are on their way."""
+        buffer, memory = self._free.get(), self.memory
+        memory.copy(self.device[buffer], slot)
+        self._taken[buffer] = memory.record(self._taken[buffer])
+        with self._aside():
+            memory.after(self._taken[buffer])
+            memory.download(self.pinned[buffer], self.device[buffer])
+            self._crossed[buffer] = memory.record(self._crossed[buffer])
+        return buffer
+
+    def read(self, buffer: int) -> np.ndarray:
+        """The bytes of a buffer, once they are there; valid until it is given back."""
+        self.memory.wait(self._crossed[buffer])
+        return self.pinned[buffer]
+
+    def give_back(self, buffer: int) -> None:
+        self._free.put(buffer)
+
+
+@dataclass
+class SnapshotLoads:
+    """Host bytes to the device in stream order, through pinned buffers in turn."""
+
+    memory: Memory
+    num_bytes: int
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.pinned = self.memory.pinned((LOAD_BUFFERS, self.num_bytes), np.uint8)
+        self._sent: list[Any] = [None] * LOAD_BUFFERS
+
+    def load(self, slot: Any, value: bytes) -> None:
+        """Queues the copy of a snapshot to a slot's bytes; `value` may go at once."""
+        buffer, self.turn = self.turn, (self.turn + 1) % LOAD_BUFFERS
+        if self._sent[buffer] is not None:
+            self.memory.wait(self._sent[buffer])
+        self.pinned[buffer] = np.frombuffer(value, np.uint8)
+        self.memory.upload(slot, self.pinned[buffer])
+        self._sent[buffer] = self.memory.record(self._sent[buffer])
