@@ -69,8 +69,8 @@ class PrefixCache:
         config = cfg.prefix
         self.config, self.layout, self.memory = config, cfg.slot_layout, memory
         self.num_bytes = snapshot_bytes(cfg.slot_layout, config.contract)
-        # Redis is shared and evicts by its own rules; the other stores hold what the index holds.
-        self._shared = config.store.startswith("redis:")
+        # A Redis server is shared and evicts by its own rules; the others hold what we put there.
+        self._shared = not config.store.startswith(("memory:", "lmdb:"))
         self.store: Store = open_store(
             config.store,
             layout=cfg,

@@ -70,9 +70,7 @@ def test_requests_may_have_arrays_of_their_own(tmp_path):
         alone.check_lengths(["b"], [1])
 
 
-@pytest.mark.parametrize(
-    ("value", "name"), [(np.nan, "NaN"), (np.inf, "Inf"), (-np.inf, "-Inf")]
-)
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "Inf"), (-np.inf, "-Inf")])
 def test_values_that_are_not_finite_are_refused_by_place(tmp_path, value, name):
     arrays = recorded()
     arrays["kv.2"].view(ml_dtypes.bfloat16)[7, 100] = value

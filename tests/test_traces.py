@@ -41,9 +41,7 @@ def test_mooncake_lines_become_requests(tmp_path):
 def test_a_partial_block_is_the_start_of_its_block():
     """Id 9 cut at 100 tokens gives the first 100 of its 512: a repeated prompt shares a prefix."""
     whole = tokens.prompt_from_hash_ids([9], 512, seed=1, vocab_size=50)
-    assert np.array_equal(
-        tokens.prompt_from_hash_ids([9], 100, seed=1, vocab_size=50), whole[:100]
-    )
+    assert np.array_equal(tokens.prompt_from_hash_ids([9], 100, seed=1, vocab_size=50), whole[:100])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,8 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_azure_times_have_seven_digits(tmp_path):
     path = write(
-        tmp_path, AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,9,1\n",
+        tmp_path,
+        AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,9,1\n",
         "trace.csv",
     )
     first, second = read_trace(path)
