@@ -181,10 +181,10 @@ class PrefixPlanner:
             return
         step = self.block_size * self.interval
         boundary = align_down(after, step)
-        if boundary <= before:
+        # A decode step may be past its boundary by its kept drafts. A chunk ends where a snapshot
+        # is due; what it passes was cached when it was cut.
+        if boundary <= before or (boundary < after and table.phase[row] != DECODE):
             return
-        # A chunk ends at its boundary; a decode step may be past it by its accepted drafts.
-        assert boundary == after or table.phase[row] == DECODE
         self._extend(table, row, state)
         blocks = boundary // self.block_size  # exact: `step` is whole blocks
         if Entry(RINGS, state.keys[blocks - 1]) not in self.index:

@@ -1,4 +1,4 @@
-"""Runs of an engine whose layers are stacked and whose next token follows from the last one, so that
+"""Runs of an engine with stacked layers, whose next token follows from the last one, so that
 equal prefixes stay equal; and what such a run must give, computed without cache, drafts or batches.
 """
 
@@ -44,6 +44,7 @@ class Run:
         )
         self.outputs = {}  # (request, layer, position): uint16 [H, D]
         self.computed = {}  # request: positions, in the order in which they were computed
+        self.starts = {}  # (request, position): where computing began in the slot of that output
         self.known = {}
         self.first_outputs = {}  # request: (start, first output) of its last admission
 
@@ -73,6 +74,7 @@ class Run:
             for j in range(count):
                 self.computed.setdefault(id, []).append(first + j)
                 if first + j >= batch.first_outputs[i]:
+                    self.starts[id, first + j] = int(batch.start_positions[i])
                     for layer in range(engine.cfg.num_layers):
                         self.outputs[id, layer, first + j] = outputs[layer][begin + j]
             end = first + count
@@ -139,3 +141,14 @@ def errors(run, id):
 def cached(contract, *overrides, backend="cpu"):
     """An engine of the tiny model with a prefix cache."""
     return rs.Engine(tiny(*STACKED, f"prefix.contract={contract}", *overrides), backend)
+
+
+@cache
+def tiny_alone(tokens):
+    """Outputs uint16 [H, D] by (layer, position) of a sequence alone in an engine of one slot,
+    without cache, drafts or chunks."""
+    with rs.Engine(tiny(*STACKED, "engine.token_budget=512"), "cpu", num_state_slots=1) as engine:
+        run = Run(engine)
+        run.submit("a", np.array(tokens, np.int32), 0)
+        run.run()
+    return {(layer, position): rows for (_, layer, position), rows in run.outputs.items()}

@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from prefix_story import Run, block, cached, continued, errors
 
+import ringslab as rs
+from ringslab.engine.prefix_cache import snapshot_bytes
+from ringslab.errors import BatchError
+
 
 def prompt_of(*names, tail=0):
     whole = np.concatenate([block(name) for name in names])
@@ -27,3 +31,168 @@ def test_a_hit_computes_what_its_contract_says(backend, contract, start):
         if contract != "bounded":
             assert max(found.values()) <= 1
         assert engine.prefix.counters.restores == 1
+
+
+@pytest.mark.parametrize(("contract", "start"), [("full", 30), ("exact", 10), ("bounded", 24)])
+def test_a_whole_prompt_in_the_cache(backend, contract, start):
+    """32 of 32 tokens cached: the last token is computed once, and gives the next. `full` starts at
+    its group of compression ratio 2; `exact` reaches 21 positions below position 31."""
+    with cached(contract, backend=backend) as engine:
+        run = Run(engine)
+        for id in "ab":
+            run.submit(id, prompt_of(1, 2, 3, 4), 3)
+            run.run()
+        assert run.computed["b"] == list(range(start, 34))
+        found = errors(run, "b")
+        assert {p for _, p in found} == set(range(30 if contract == "full" else 31, 34))
+        if contract != "bounded":
+            assert max(found.values()) <= 1
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("contract", ["full", "exact"])
+def test_bits_of_a_hit_are_those_of_a_run_without_one(name, contract):
+    """On the host the outputs after a hit are the very bits of an engine without a cache."""
+    with cached("none", backend=name) as engine:
+        wanted = Run(engine)
+        wanted.submit("b", prompt_of(1, 2, 3, 4, 5, tail=6), 9)
+        wanted.run()
+    with cached(contract, backend=name) as engine:
+        run = Run(engine)
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=3), 4)
+        run.run()
+        run.submit("b", prompt_of(1, 2, 3, 4, 5, tail=6), 9)
+        run.run(drafts=lambda id, room: (min(2, room), 1))
+        assert engine.prefix.planner.counters.hits == 1
+    for (id, layer, position), rows in run.outputs.items():
+        if id == "b":
+            np.testing.assert_array_equal(rows, wanted.outputs[id, layer, position])
+
+
+def test_bounded_differs_and_agrees_where_it_must(backend):
+    """Two stored layers under one that is rebuilt, a hit at 40, window 8. The stored layers agree
+    at every position after it, among them the first 7, whose windows reach into restored rings. The
+    rebuilt layer reads keys of a replay that began with nothing, so it differs, at its first 7
+    positions, and agrees from 47 on, where its window holds new keys only."""
+    with cached("bounded", backend=backend) as engine:
+        run = Run(engine)
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=3), 4)
+        run.run()
+        run.submit("b", prompt_of(1, 2, 3, 4, 5, 6, tail=4), 4)
+        run.run()
+    found = errors(run, "b")
+    assert max(error for (layer, _), error in found.items() if layer < 2) <= 1
+    differs = {position for (layer, position), error in found.items() if error > 1}
+    assert 40 in differs
+    assert differs <= set(range(40, 47))
+
+
+def test_a_snapshot_is_the_start_of_a_slot():
+    """At boundary 24 the store holds the bytes of the slot: stored rings, or all rings; positions
+    13 .. 23 of ring 11, and no more."""
+    for contract, size in (("exact", 2 * 1472), ("full", 4 * 1472)):
+        with cached(contract, "prefix.snapshot_blocks=3") as engine:
+            run = Run(engine)
+            run.submit("a", prompt_of(1, 2, 3), 1)
+            run.run()
+            (sealed,) = engine.prefix.store.shelf._values.values()
+            assert bytes(sealed[-size:]) == engine.slab[:size].tobytes()
+            assert engine.prefix.num_bytes == size
+
+
+def test_sizes_of_v4_1_flash():
+    """1,415,040 bytes of the 20 stored rings, 3,042,336 of all 43."""
+    layout = rs.load_config("deepseek_v4_1_flash.yaml").slot_layout
+    assert snapshot_bytes(layout, "exact") == snapshot_bytes(layout, "bounded") == 1_415_040
+    assert snapshot_bytes(layout, "full") == 3_042_336
+
+
+@pytest.mark.parametrize("contract", ["full", "exact"])
+@pytest.mark.parametrize("first", range(20, 24))
+def test_a_decode_step_that_overshoots_its_boundary(backend, contract, first):
+    """Steps of 3 tokens, all drafts right or all wrong, pass boundary 24 from 20 .. 23 on: the
+    prefix taken afterwards is whole, and a request that shares 24 tokens agrees."""
+    for right in (0, 1, 2):
+        with cached(contract, backend=backend) as engine:
+            run = Run(engine)
+            prompt = prompt_of(1, 2, 3)[:first]
+            run.submit("a", prompt, 8)
+            run.run(drafts=lambda id, room, right=right: (min(2, room), min(right, room)))
+            assert engine.prefix.counters.snapshots == 3
+            run.submit("b", np.concatenate([continued(prompt, 30 - first)[:24], block(7)]), 2)
+            run.run()
+            assert run.first_outputs["b"] == ((24 if contract == "full" else 2), 24)
+            assert max(errors(run, "b").values()) <= 1
+
+
+def test_a_damaged_snapshot_is_a_miss(backend):
+    """One bit of the snapshot at 40 flips: the hit is at 32, the slot is whole, the outputs are
+    right, and the damage is counted. With the store emptied the request starts at 0."""
+    with cached("full", backend=backend) as engine:
+        run = Run(engine)
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=1), 1)
+        run.run()
+        engine.prefix.flush()
+        values = engine.prefix.store.shelf._values
+        key = list(values)[-1]
+        values[key] = values[key][:-5] + bytes([values[key][-5] ^ 4]) + values[key][-4:]
+        run.submit("b", prompt_of(1, 2, 3, 4, 5, tail=2), 2)
+        run.run()
+        assert run.first_outputs["b"] == (32, 32)
+        assert engine.prefix.store.stats.corrupt == 1
+        assert engine.prefix.planner.counters.failed_reads == 1
+        values.clear()
+        run.submit("c", prompt_of(1, 2, 3, 4, 5, tail=2), 2)
+        run.run()
+        assert run.first_outputs["c"] == (0, 0)
+        assert max(max(errors(run, id).values()) for id in "bc") <= 1
+        assert engine.scheduler.free_slots == engine.sizes.num_state_slots
+
+
+def test_what_a_layer_left_out_is_not_stored():
+    """A caller that skips layer 2 in one batch has no snapshot of that sequence; another has."""
+    with cached("full") as engine:
+        run = Run(engine)
+        attend = engine.attend
+        engine.attend = lambda layer, *given: layer == 2 or attend(layer, *given)
+        run.submit("a", prompt_of(1), 0)
+        run.run()
+        engine.attend = attend
+        assert (engine.prefix.counters.snapshots, engine.prefix.counters.skipped) == (0, 1)
+        run.submit("b", prompt_of(1), 0)
+        run.run()
+        assert engine.prefix.counters.snapshots == 1
+
+
+def test_other_sinks_are_another_model():
+    """After set_sink nothing cached is found; with the old sinks it is again."""
+    with cached("full") as engine:
+        run = Run(engine)
+        starts = {}
+        old, new = engine.tools.sinks[1].copy(), np.zeros(4, np.float32)
+        for id, sink in (("a", old), ("b", new), ("c", new), ("d", old)):
+            engine.set_sink(1, sink)
+            run.submit(id, prompt_of(1, 2, tail=1), 0)
+            with pytest.raises(BatchError, match="requests are running"):
+                engine.set_sink(1, sink)
+            run.run()
+            starts[id] = run.first_outputs[id][0]
+        assert starts == {"a": 0, "b": 0, "c": 16, "d": 16}
+
+
+@pytest.mark.parametrize("url", ["memory:", "lmdb:{tmp}/store"])
+def test_a_store_that_stays(tmp_path, url):
+    """A second engine finds the prefixes that the first left in LMDB, but not those of another
+    configuration; memory goes with its engine."""
+    pytest.importorskip("lmdb")
+    url = url.format(tmp=tmp_path)
+    found = []
+    for more in ((), (), ("layer_groups.consumers.softmax_scale=0.1",)):
+        with cached("full", f"prefix.store='{url}'", *more) as engine:
+            run = Run(engine)
+            run.submit("a", prompt_of(1, 2, 3, tail=2), 0)
+            run.run()
+            found.append(run.first_outputs["a"][0])
+            if not more:
+                assert max(errors(run, "a").values()) <= 1
+    assert found == ([0, 24, 0] if url.startswith("lmdb") else [0, 0, 0])
