@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.config import Config
+from ..layouts.config import Config, LayerConfig
 from ..layouts.errors import ArgumentError, ConfigError
 from ..rawkernels.arrays import BF16, UINT16, as_array, bf16_bits, is_cuda
 
@@ -103,3 +103,13 @@ def check_sink(sink: Any, num_q_heads: int) -> Any:
             f"({num_q_heads},), one logit a query head"
         )
     return array
+
+
+def layer_of(cfg: Config, layer: Any) -> LayerConfig:
+    """The layer of that id. Raises ArgumentError where there is none."""
+    last = len(cfg.layers) - 1
+    if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
+        raise ArgumentError(f"layer={layer!r} but must be an integer")
+    if not 0 <= layer <= last:
+        raise ArgumentError(f"layer={layer} but must be 0 .. {last}")
+    return cfg.layers[layer]

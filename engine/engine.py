@@ -30,6 +30,7 @@ from .attend_checks import (
     check_backend,
     check_result,
     check_sink,
+    layer_of,
     named_parts,
     refuse_unsupported,
 )
@@ -86,7 +87,7 @@ class Engine:
             paged = take_paged(cfg, self.sizes.paged, slots, self.memory, self.backend)
             workspace = take_workspace(cfg, self.sizes, self.memory)
             self._reset = take_reset(cfg.slot_layout, self.memory)
-            self.prefix = open_prefix(cfg, self.memory, self.backend)
+            self.prefix, planner = open_prefix(cfg, self.memory, self.backend)
             self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]
         self.tools = StepTools(
             ops=load_operations(self.backend),
@@ -98,7 +99,6 @@ class Engine:
             stream=None,  # the current one: `memory.scope` makes the engine's own current
             paged=paged,
         )
-        planner = None if self.prefix is None else self.prefix.planner
         self.scheduler = Scheduler(scheduler_limits(cfg, slots), planner)
         self._run_buffers = None
         self._decode_inputs: DecodeInputs | None = None
@@ -121,8 +121,7 @@ class Engine:
         """Lets go of the engine's memory; twice is nothing. Results stay valid."""
         if self.prefix is not None and not self._closed:
             self.prefix.close()
-        self._closed = True
-        self._open = None
+        self._closed, self._open = True, None
         self._run_buffers = self._reset = self.tools = None
         self._decode_inputs = self.open_step = None
 
@@ -162,16 +161,16 @@ class Engine:
     def set_sink(self, layer: int, sink: Any) -> None:
         """Gives a layer its sink logits, float32 [num_q_heads], in place of the seeded ones.
 
-        Raises ArgumentError for another shape or dtype and for a layer without a sink, BatchError
-        with a prefix cache while requests are running: what is cached depends on the sinks.
+        Raises ArgumentError for another shape or dtype and for a layer without a sink; with a
+        prefix cache also BatchError while requests run.
         """
         self._check_alive()
-        config = self._layer(layer)
+        config = layer_of(self.cfg, layer)
         if not config.sink:
             raise ArgumentError(f"set_sink: layer={layer} has sink: false in {self.cfg.path}")
         array = check_sink(sink, self.cfg.num_q_heads)
-        if self.prefix is not None and not self.done:
-            raise BatchError("set_sink: requests are running; with a prefix cache set sinks before")
+        if self.prefix is not None:
+            self.prefix.check_idle("set_sink", self.done)
         with self.memory.scope():
             host = self.memory.to_host(array) if is_cuda(array) else array
             self._sinks[layer] = self._upload_sink(host)
@@ -235,7 +234,7 @@ class Engine:
         except TypeError:
             raise ArgumentError(f"replayed: layers={layers!r} but must be layer ids") from None
         for layer in () if layers is None else named:
-            self._layer(layer)
+            layer_of(self.cfg, layer)
         for layer in self._missing.keys() & set(named):
             self._check_order(layer, again=True)
         self._attended.update(named)
@@ -256,7 +255,7 @@ class Engine:
         was attended already, or one that missed an earlier batch of a sequence; ArgumentError for
         wrong shapes, dtypes, strides or devices (nothing has been stored then).
         """
-        config = self._layer(layer)
+        config = layer_of(self.cfg, layer)
         self._check_open("attend", batch)
         with self.memory.scope():
             self._check_order(layer, again=self.memory.capturing())
@@ -342,14 +341,6 @@ class Engine:
         self.open_step = self.decode_inputs().upload(host)
         padded = self.open_step.batch
         return with_plans(host, padded.plans, padded.on_device)
-
-    def _layer(self, layer: int) -> Any:
-        last = len(self.cfg.layers) - 1
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)):
-            raise ArgumentError(f"layer={layer!r} but must be an integer")
-        if not 0 <= layer <= last:
-            raise ArgumentError(f"layer={layer} but must be 0 .. {last}")
-        return self.cfg.layers[layer]
 
     def _activations(self, layer: int, batch: Batch, q: Any, kv: Any) -> tuple[Any, Any]:
         """q and kv as bf16 bits on the engine's device, checked."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..layouts.config import Config
 from ..layouts.digest import layout_digest
+from ..layouts.errors import BatchError
 from ..layouts.slots import SlotLayout
 from ..rawkernels.memory import Memory
 from ..schedules.prefix_index import Entry, LayerKind, PrefixIndex
@@ -50,12 +51,15 @@ class CacheCounters:
     refused: int = 0
 
 
-def open_prefix(cfg: Config, memory: Memory, backend: str) -> "PrefixCache | None":
-    """The prefix cache that a configuration asks for; None where it asks for none. Raises as
-    `PrefixCache` does."""
+def open_prefix(
+    cfg: Config, memory: Memory, backend: str
+) -> "tuple[PrefixCache | None, PrefixPlanner | None]":
+    """The prefix cache that a configuration asks for and what the scheduler asks of it; both None
+    where there is none. Raises as `PrefixCache` does."""
     if cfg.prefix is None:
-        return None
-    return PrefixCache(cfg, memory, on_gpu=backend == "cuda")
+        return None, None
+    cache = PrefixCache(cfg, memory, on_gpu=backend == "cuda")
+    return cache, cache.planner
 
 
 class PrefixCache:
@@ -101,6 +105,11 @@ class PrefixCache:
         live."""
         self._words = words
         self.planner.root = root_key(*self._what, self._sinks, *words)
+
+    def check_idle(self, call: str, idle: bool) -> None:
+        """Raises BatchError for what would change the meaning of snapshots under way."""
+        if not idle:
+            raise BatchError(f"{call}: requests are running; with a prefix cache do it before")
 
     def set_sinks(self, sinks: list[Any]) -> None:
         """The sinks of all layers (None where a layer has none), which the keys of the layers above
