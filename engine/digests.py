@@ -47,7 +47,8 @@ class DigestLog:
         requests[i]; those that counted before are skipped."""
         starts = (batch.seqlens_k - batch.seqlens_q).astype(np.int64)
         ends = np.minimum(starts + kept, self.lengths[requests])
-        first = np.maximum(starts, self.counted[requests])
+        # What a prefix hit computes again, to rebuild rings, is not the request's.
+        first = np.maximum(np.maximum(starts, self.counted[requests]), batch.first_outputs)
         log = self.used + batch.cu_seqlens_q[:-1].astype(np.int64) - starts
         span = np.stack([requests, log + first, log + ends, first], axis=1)
         self.spans.append(span[ends > first])

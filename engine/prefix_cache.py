@@ -149,16 +149,12 @@ class PrefixCache:
 
     def as_report(self) -> dict[str, Any]:
         """What the cache did, for a run's report."""
-        planner = self.planner.counters
-        blocks = max(planner.prompt_blocks, 1)
         return {
             "contract": self.config.contract,
             "block_size": self.config.block_size,
             "snapshot_blocks": self.config.snapshot_blocks,
             "snapshot_bytes": self.num_bytes,
-            **asdict(planner),
-            "hit_rate": planner.hit_blocks / blocks,
-            "best_rate": planner.best_blocks / blocks,
+            **asdict(self.planner.counters),
             **asdict(self.counters),
             "kinds": {name: asdict(stats) for name, stats in self.index.stats.items()},
             "store": {"url": self.config.store, **self.store.stats.as_dict()},

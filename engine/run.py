@@ -1,8 +1,9 @@
 """A run: replay a trace through the engine, and report.
 
-Requests are submitted in the order of the trace as slots become free; its arrival times are not
-waited for. What the model "says" is a pure function of seed, request and position (`tokens.py`), so
-no output is needed to go on: on a GPU the host stays one step ahead and never waits for results.
+Requests are submitted in the order of the trace, as slots become free or at their arrival times
+(run_requests.py). What the model "says" is a pure function of seed, request and position
+(`tokens.py`), so no output is needed to go on: on a GPU the host stays one step ahead and never
+waits for results.
 """
 
 import signal
@@ -15,46 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.config import Config
-from ..layouts.errors import RequestError, TraceError
-from ..layouts.sizes import div_ceil
+from ..layouts.errors import RequestError
 from ..rawkernels.device.progress import progress_to
-from ..schedules.batch import Batch, Request
-from ..schedules.limits import check_request
+from ..schedules.batch import Batch
 from .activation_source import ActivationSource
 from .activations import open_source
 from .decode_inputs import can_be_fixed
 from .digests import DigestLog, combine, open_digests
+from .ngram import NgramDrafts
 from .progress import QUIET, Progress
 from .report import engine_bytes, report_head, write_report
 from .run_layers import DecodeGraphs, LayerRunner
-from .run_options import check_run_options, trace_list
+from .run_options import check_run_options
+from .run_prefix import begin_prefix, end_prefix, prefix_report
+from .run_requests import Arrivals, RunRequest, load_requests
 from .run_stats import RunStats, open_stats
 from .samples import choose_samples, open_capture
 from .timeline import write_timeline
-from .tokens import HASH_BLOCK_TOKENS, TokenRules, decide_step, request_key
-from .traces import TraceEntry, read_trace, synthetic_trace
+from .tokens import TokenRules, decide_step, request_key
 from .verify import verify_capture
 from .watch import is_sampled
 
 NOT_VERIFIED = {"checked": 0, "worst_error": None, "bound": None, "passed": None}
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """A request of a run; `prompt()` makes its tokens, int32 [prompt_len]."""
-
-    id: str
-    prompt_len: int
-    max_new_tokens: int
-    arrival_s: float
-    prompt: Callable[[], np.ndarray]
-
-    @property
-    def computed_len(self) -> int:
-        """Positions that every schedule computes. The last generated token is not among them: it is
-        fed back only where it was a draft."""
-        return self.prompt_len + max(self.max_new_tokens - 1, 0)
 
 
 @dataclass
@@ -72,7 +55,8 @@ class RunState:
     stats: RunStats
     counters_before: dict[str, int]  # the scheduler's, at the start
     kind_steps: dict[str, int]
-    next_to_submit: int = 0
+    arrivals: Arrivals
+    ngrams: NgramDrafts | None
 
 
 def run_trace(
@@ -122,8 +106,9 @@ def run_trace(
             state.stats.settle()
             state.digests.flush()
             report = _report(state, interrupted())
-            for request in requests[: state.next_to_submit]:
+            for request in requests[: state.arrivals.submitted]:
                 engine.abort(request.id)  # after Ctrl-C; the others have ended already
+            end_prefix(engine)
             if report_path is not None:
                 write_report(report, report_path)
             if timeline_path is not None:
@@ -133,73 +118,6 @@ def run_trace(
                 if report_path is not None:
                     write_report(report, report_path)
     return report
-
-
-def load_requests(cfg: Config, trace: Any) -> list[RunRequest]:
-    """The requests of a trace, checked against the limits of `cfg`.
-
-    Raises TraceError for a bad trace and RequestError for a request that `submit` would refuse:
-    longer than max_seq_len (with both numbers), an empty prompt, a token outside the vocabulary.
-    """
-    requests = [_run_request(cfg, item) for item in _trace_items(cfg, trace)]
-    if len({request.id for request in requests}) != len(requests):
-        raise RequestError("run: two requests of the trace have the same id")
-    for request in requests:
-        total = request.prompt_len + request.max_new_tokens
-        if total > cfg.max_seq_len:
-            raise RequestError(
-                f"request {request.id!r}: prompt of {request.prompt_len} and max_new_tokens="
-                f"{request.max_new_tokens} make {total} tokens but max_seq_len={cfg.max_seq_len}; "
-                "cut prompts with run.trace.max_prompt_len, or raise max_seq_len"
-            )
-        if cfg.paged_layout and total > cfg.engine.num_blocks * cfg.paged_layout.block_size:
-            raise RequestError(
-                f"request {request.id!r}: {total} tokens are more than the paged pool of "
-                f"{cfg.engine.num_blocks} blocks of {cfg.paged_layout.block_size} holds; raise "
-                "engine.num_blocks"
-            )
-    return requests
-
-
-def _trace_items(cfg: Config, trace: Any) -> list:
-    limits = cfg.run.trace
-    caps = {"num_requests": limits.num_requests, "max_prompt_len": limits.max_prompt_len}
-    if isinstance(trace, (str, Path)):
-        return read_trace(trace, **caps)
-    if trace is not None:
-        return trace_list(trace)
-    if limits.kind == "synthetic":
-        return synthetic_trace(
-            seed=cfg.run.seed,
-            num_requests=limits.num_requests,
-            prompt_len=limits.prompt_len,
-            output_len=limits.output_len,
-            max_prompt_len=limits.max_prompt_len,
-        )
-    if limits.path is None:
-        raise TraceError(
-            f"{cfg.path}: run.trace.kind is {limits.kind} but run.trace.path is null; give the "
-            "file with --trace PATH"
-        )
-    return read_trace(limits.path, limits.kind, **caps)
-
-
-def _run_request(cfg: Config, item: Any) -> RunRequest:
-    if isinstance(item, TraceEntry):
-        seed, vocab = cfg.run.seed, cfg.vocab_size
-        return RunRequest(
-            item.id,
-            item.prompt_len,
-            item.max_new_tokens,
-            item.arrival_s,
-            lambda: item.prompt(seed=seed, vocab_size=vocab),
-        )
-    if not isinstance(item, Request):
-        raise TraceError(f"run: {type(item).__name__} in the list; pass Request or TraceEntry")
-    prompt = check_request(item, cfg.max_seq_len, cfg.vocab_size)
-    return RunRequest(
-        item.id, prompt.size, int(item.max_new_tokens), item.arrival_s, lambda: prompt
-    )
 
 
 def _open_run(
@@ -214,6 +132,7 @@ def _open_run(
     prompt_lens = [request.prompt_len for request in requests]
     samples = choose_samples(cfg, ids, prompt_lens, lengths) if verify else []
     engine.tools.watch.steps.clear()
+    begin_prefix(engine)
     digests = open_digests(engine.run_buffers().digests, lengths, memory)
     if graphs is None:
         graphs = engine.backend == "cuda"
@@ -224,7 +143,13 @@ def _open_run(
         requests=requests,
         row_of={request_id: row for row, request_id in enumerate(ids)},
         keys=np.array([request_key(request_id) for request_id in ids], np.uint64),
-        rules=TokenRules(cfg.run.seed, cfg.vocab_size, cfg.run.accept_rate, cfg.tokens_per_step),
+        rules=TokenRules(
+            cfg.run.seed,
+            cfg.vocab_size,
+            cfg.run.accept_rate,
+            cfg.tokens_per_step,
+            cfg.run.repeat_rate,
+        ),
         source=source,
         digests=digests,
         layers=LayerRunner(
@@ -237,6 +162,8 @@ def _open_run(
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
         counters_before=asdict(engine.scheduler.counters),
         kind_steps={"prefill": 0, "decode": 0},
+        arrivals=Arrivals(requests, cfg.run.trace.time_scale, cfg.engine.max_prefill_seqs),
+        ngrams=NgramDrafts(cfg.tokens_per_step - 1) if cfg.run.drafts == "ngram" else None,
     )
 
 
@@ -248,14 +175,18 @@ def _loop(
 ) -> None:
     engine, stats = state.engine, state.stats
     computed = 0
+    stats.begin()
+    state.arrivals.begin(stats.start_s)
     while not interrupted():
-        _submit_some(state)
+        state.arrivals.submit(engine)
         batch = engine.next_batch()
         if batch is None:
             assert engine.done, "the scheduler has work but gives no batch"
+            if state.arrivals.wait():
+                continue
             break
         requests = np.array([state.row_of[id] for id in batch.request_ids], np.int64)
-        stats.begin_step(batch, requests)
+        stats.begin_step(batch, requests, engine.scheduler)
         sample = is_sampled(state.kind_steps[batch.kind])
         state.kind_steps[batch.kind] += 1
         with engine.tools.watch.ranges.span(f"step {batch.kind}", size=batch.num_tokens):
@@ -265,18 +196,6 @@ def _loop(
         progress.update(stats.num_finished, computed)
         if on_step is not None:
             on_step(engine, batch)
-
-
-def _submit_some(state: RunState) -> None:
-    """Keeps as many requests waiting as one batch can admit, so that the schedule is as if all had
-    been submitted, and no prompt is made long before it is needed."""
-    scheduler, most = state.engine.scheduler, state.engine.cfg.engine.max_prefill_seqs
-    while state.next_to_submit < len(state.requests) and scheduler.num_waiting < most:
-        request = state.requests[state.next_to_submit]
-        state.engine.submit(
-            Request(request.id, request.prompt(), request.max_new_tokens, request.arrival_s)
-        )
-        state.next_to_submit += 1
 
 
 def _commit(state: RunState, batch: Batch, requests: np.ndarray) -> None:
@@ -291,11 +210,15 @@ def _commit(state: RunState, batch: Batch, requests: np.ndarray) -> None:
     step = decide_step(state.rules, keys, first, batch.num_drafts, drafts)
     speaks = batch.is_last_chunk
     state.digests.keep(batch, requests, step.accepted + 1 if is_decode else batch.seqlens_q)
+    proposed = step.drafts
+    if state.ngrams is not None:
+        prompts = [state.requests[row].prompt for row in requests.tolist()]
+        proposed = state.ngrams.after(requests, speaks, prompts, step, drafts)
     state.engine.commit(
         batch,
         step.accepted,
         np.where(speaks, step.next_tokens, -1).astype(np.int32),
-        np.where(speaks[:, None], step.drafts, -1).astype(np.int32),
+        np.where(speaks[:, None], proposed, -1).astype(np.int32),
     )
     limits = np.array([state.requests[row].max_new_tokens for row in requests.tolist()])
     before = stats.generated[requests]
@@ -305,13 +228,14 @@ def _commit(state: RunState, batch: Batch, requests: np.ndarray) -> None:
     stats.accepted += int(step.accepted.sum())
     finished = requests[speaks & (after == limits)]
     stats.end_step(batch, requests[(before == 0) & (after > 0)], finished)
+    if state.ngrams is not None:
+        state.ngrams.forget(finished)
 
 
 def _report(state: RunState, interrupted: bool) -> dict:
     engine, stats = state.engine, state.stats
     cfg, sizes = engine.cfg, engine.sizes
     done = [(state.requests[row], row) for row in stats.finished().tolist()]
-    blocks = sum(div_ceil(r.prompt_len, HASH_BLOCK_TOKENS) for r in state.requests)
     digests = {request.id: state.digests.of(row) for request, row in done}
     counters = asdict(engine.scheduler.counters)
     return {
@@ -326,19 +250,22 @@ def _report(state: RunState, interrupted: bool) -> dict:
         "memory_bytes": sizes.total_bytes,
         "bytes_per_sequence": engine_bytes(engine, stats.longest),
         "throughput": stats.throughput(),
-        "latency": stats.latency(),
+        "latency": stats.latency(state.arrivals),
+        "occupancy": stats.occupancy.as_report(),
         "batches": stats.batches(),
         "scheduler": {key: n - state.counters_before[key] for key, n in counters.items()},
         "kernels": engine.tools.watch.times(),
         "decode_graphs": None if state.layers.graphs is None else state.layers.graphs.as_report(),
         "verify": dict(NOT_VERIFIED),
-        "prefix": {"prompt_blocks": blocks, "hit_blocks": 0},
+        "prefix": prefix_report(engine, [r.prompt_len for r in state.requests]),
         "digest": combine(digests),
         "completed": [
             {
                 "id": request.id,
                 "prompt_tokens": request.prompt_len,
                 "output_tokens": int(stats.generated[row]),
+                "cached_tokens": int(stats.cached[row]),
+                **stats.times(row, state.arrivals),
                 "digest": digests[request.id],
             }
             for request, row in done

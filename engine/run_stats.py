@@ -9,6 +9,7 @@ import numpy as np
 
 from ..rawkernels.memory import Memory
 from ..schedules.batch import Batch
+from .occupancy import Occupancy
 from .report import percentiles
 
 UNSET = -1.0  # a time that has not come yet
@@ -62,6 +63,7 @@ class RunStats:
     first_token_s: np.ndarray
     finished_s: np.ndarray
     generated: np.ndarray
+    cached: np.ndarray  # tokens of the prefix that each request had from the cache
     kinds: dict[str, KindStats]
     open_steps: deque = field(default_factory=deque)
     drafted: int = 0
@@ -70,14 +72,19 @@ class RunStats:
     last_end_s: float = UNSET
     first_step_s: float = UNSET
     num_finished: int = 0
+    occupancy: Occupancy = field(default_factory=Occupancy)
     longest: tuple[int, int] = (0, 0)  # tokens and blocks of the longest sequence so far
 
-    def begin_step(self, batch: Batch, requests: np.ndarray) -> None:
+    def begin(self) -> None:
+        self.start_s = self.last_end_s = time.perf_counter()
+
+    def begin_step(self, batch: Batch, requests: np.ndarray, scheduler: Any) -> None:
         now = time.perf_counter()
-        if self.start_s == UNSET:
-            self.start_s = self.last_end_s = now
-        fresh = requests[batch.is_first_chunk & (self.admitted_s[requests] == UNSET)]
-        self.admitted_s[fresh] = now
+        fresh = batch.is_first_chunk & (self.admitted_s[requests] == UNSET)
+        self.admitted_s[requests[fresh]] = now
+        self.cached[requests[fresh]] = batch.first_outputs[fresh]
+        used = scheduler.limits.num_state_slots - scheduler.free_slots
+        self.occupancy.note(now - self.start_s, used, scheduler.num_waiting)
 
     def end_step(self, batch: Batch, first_tokens: np.ndarray, finished: np.ndarray) -> None:
         """Notes a step that was queued, and times those that must be done by now."""
@@ -132,18 +139,37 @@ class RunStats:
             "requests_per_s": self.num_finished * rate,
         }
 
-    def latency(self) -> dict:
-        """Times of finished requests from their admission to a state slot on (the trace's own
-        arrival times are not replayed): to the first token, from token to token, to the end."""
+    def latency(self, arrivals: Any) -> dict:
+        """Times of finished requests: to the first token, from token to token, to the end. Since
+        their arrival where arrivals were waited for, with the time in the queue; else since their
+        admission to a state slot."""
         done = self.finished()
-        spoke = done[self.first_token_s[done] != UNSET]
-        more = spoke[self.generated[spoke] > 1]
-        between = (self.finished_s[more] - self.first_token_s[more]) / (self.generated[more] - 1)
+        found = [self.times(row, arrivals) for row in done.tolist()]
+        ends = [self.finished_s[row] - self._since(row, arrivals) for row in done.tolist()]
         return {
-            "first_token_s": percentiles((self.first_token_s - self.admitted_s)[spoke].tolist()),
-            "per_token_s": percentiles(between.tolist()),
-            "request_s": percentiles((self.finished_s - self.admitted_s)[done].tolist()),
+            "since": "admission" if arrivals.time_scale is None else "arrival",
+            **{
+                name: percentiles([times[name] for times in found if times[name] is not None])
+                for name in ("queue_s", "first_token_s", "per_token_s")
+            },
+            "request_s": percentiles(ends),
         }
+
+    def times(self, row: int, arrivals: Any) -> dict[str, float | None]:
+        """Of one finished request, in seconds: in the queue, to its first token, and from token to
+        token; None for what there was not."""
+        since, first = self._since(row, arrivals), self.first_token_s[row]
+        more = int(self.generated[row]) - 1
+        waited = arrivals.time_scale is not None
+        return {
+            "queue_s": float(self.admitted_s[row] - since) if waited else None,
+            "first_token_s": float(first - since) if first != UNSET else None,
+            "per_token_s": float((self.finished_s[row] - first) / more) if more > 0 else None,
+        }
+
+    def _since(self, row: int, arrivals: Any) -> float:
+        waited = arrivals.time_scale is not None
+        return arrivals.arrived_s(row) if waited else float(self.admitted_s[row])
 
     def batches(self) -> dict:
         return {
@@ -161,5 +187,6 @@ def open_stats(num_requests: int, memory: Memory, *, on_gpu: bool) -> RunStats:
         first_token_s=np.full(num_requests, UNSET),
         finished_s=np.full(num_requests, UNSET),
         generated=np.zeros(num_requests, np.int64),
+        cached=np.zeros(num_requests, np.int64),
         kinds={"prefill": KindStats(), "decode": KindStats()},
     )

@@ -58,6 +58,9 @@ class Capture:
     seen: dict[int, Seen] = field(default_factory=dict)
     hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     input_hits: dict[int, list[tuple[int, slice, slice]]] = field(default_factory=dict)
+    # Samples whose inputs a prefix hit left out in part, and whose whole stack it did not compute.
+    blind: set[int] = field(default_factory=set)
+    rebuilt: set[int] = field(default_factory=set)
 
     def begin(self, batch: Batch) -> None:
         """Finds the samples, and the input rows of samples, that this batch computes."""
@@ -68,9 +71,14 @@ class Capture:
         for row, request_id in enumerate(batch.request_ids):
             for i in self.by_request.get(request_id, ()):
                 start, end = int(starts[row]), int(ends[row])
+                own = int(batch.first_outputs[row])  # those below are no outputs of the request
+                if own > 0 and self.samples[i].position >= own:
+                    self.rebuilt.add(i)
+                    if self.samples[i].position - self.reach[0] < own:
+                        self.blind.add(i)
                 first_token = int(batch.cu_seqlens_q[row])
                 sample = self.samples[i]
-                if start <= sample.position < end:
+                if max(start, own) <= sample.position < end:
                     token = first_token + sample.position - start
                     self.hits.setdefault(sample.layer, []).append((i, token))
                     tokens = batch.token_ids[first_token : first_token + end - start]

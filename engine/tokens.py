@@ -15,6 +15,10 @@ HASH_BLOCK_TOKENS = 512  # prompt tokens that one id of a Mooncake trace stands 
 
 # First word of each hash, so that streams of one seed never meet.
 PROMPT_STREAM, BLOCK_STREAM, NEXT_STREAM, ACCEPT_STREAM, WRONG_STREAM = range(1, 6)
+REPEAT_STREAM, SOURCE_STREAM = 6, 7
+
+PASSAGE_TOKENS = 16  # tokens that repeat together
+PASSAGES_BACK = 8  # how many passages back a repeat may begin, at most
 
 
 def hash_words(seed: int, *words) -> np.ndarray:
@@ -32,11 +36,18 @@ def request_key(request_id: str) -> np.uint64:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def prompt_from_hash_ids(hash_ids, num_tokens: int, *, seed: int, vocab_size: int) -> np.ndarray:
-    """int32 [num_tokens]: 512 tokens for each block id, equal ids giving equal tokens. A last block
-    that is not full has the first tokens of its block."""
+def prompt_from_hash_ids(
+    hash_ids,
+    num_tokens: int,
+    *,
+    seed: int,
+    vocab_size: int,
+    block_tokens: int = HASH_BLOCK_TOKENS,
+) -> np.ndarray:
+    """int32 [num_tokens]: `block_tokens` tokens for each block id, equal ids giving equal tokens. A
+    last block that is not full has the first tokens of its block."""
     ids = np.asarray(hash_ids, dtype=np.int64)
-    offsets = np.arange(HASH_BLOCK_TOKENS, dtype=np.int64)
+    offsets = np.arange(block_tokens, dtype=np.int64)
     blocks = hash_words(seed, BLOCK_STREAM, ids[:, None], offsets[None, :])
     return _to_vocab(blocks.reshape(-1)[:num_tokens], vocab_size)
 
@@ -51,16 +62,33 @@ def prompt_from_seed(request_id: str, num_tokens: int, *, seed: int, vocab_size:
 
 @dataclass(frozen=True)
 class TokenRules:
-    """What the model of a seeded run says: `accept_rate` is the chance that a draft is right."""
+    """What the model of a seeded run says: `accept_rate` is the chance that a draft is right,
+    `repeat_rate` that a passage of 16 tokens repeats one of the 8 before it."""
 
     seed: int
     vocab_size: int
     accept_rate: float
     tokens_per_step: int
+    repeat_rate: float = 0.0
 
     def next_tokens(self, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int32: the right token of each (request key, position)."""
+        if self.repeat_rate > 0:
+            positions = self._origins(keys, positions)
         return _to_vocab(hash_words(self.seed, NEXT_STREAM, keys, positions), self.vocab_size)
+
+    def _origins(self, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64: where the token of each (request key, position) was said first."""
+        keys, at = np.broadcast_arrays(keys, np.asarray(positions, np.int64))
+        while True:
+            passage = at // PASSAGE_TOKENS  # rounded down, of positions that are not negative
+            chance = hash_words(self.seed, REPEAT_STREAM, keys, passage) >> np.uint64(11)
+            repeats = (chance.astype(np.float64) * 2.0**-53 < self.repeat_rate) & (passage > 0)
+            if not repeats.any():
+                return at
+            most = np.clip(passage, 1, PASSAGES_BACK).astype(np.uint64)
+            back = 1 + (hash_words(self.seed, SOURCE_STREAM, keys, passage) % most).astype(np.int64)
+            at = np.where(repeats, at - back * PASSAGE_TOKENS, at)
 
     def drafts(self, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int32: the drafted token of each (request key, position): the right one with probability

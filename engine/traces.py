@@ -7,7 +7,7 @@ Timestamps must not fall, and are kept as seconds after the first request.
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -33,19 +33,25 @@ PROMPT_LEN_STREAM, OUTPUT_LEN_STREAM = 101, 102  # first words of the synthetic 
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One request of a trace; `hash_ids` is empty where the trace has none."""
+    """One request of a trace; `hash_ids` is empty where the trace has none. An id stands for
+    `block_tokens` tokens."""
 
     id: str
     prompt_len: int
     max_new_tokens: int
     arrival_s: float
     hash_ids: tuple[int, ...] = ()
+    block_tokens: int = HASH_BLOCK_TOKENS
 
     def prompt(self, *, seed: int, vocab_size: int) -> np.ndarray:
         """int32 [prompt_len]."""
         if self.hash_ids:
             return prompt_from_hash_ids(
-                self.hash_ids, self.prompt_len, seed=seed, vocab_size=vocab_size
+                self.hash_ids,
+                self.prompt_len,
+                seed=seed,
+                vocab_size=vocab_size,
+                block_tokens=self.block_tokens,
             )
         return prompt_from_seed(self.id, self.prompt_len, seed=seed, vocab_size=vocab_size)
 
@@ -68,9 +74,11 @@ def read_trace(
     *,
     num_requests: int | None = None,
     max_prompt_len: int | None = None,
+    block_tokens: int = HASH_BLOCK_TOKENS,
 ) -> list[TraceEntry]:
     """The first `num_requests` requests of a trace file (None: all), prompts cut to
-    `max_prompt_len` tokens (None: as they are).
+    `max_prompt_len` tokens (None: as they are). With `block_tokens` lengths shrink (or grow) by
+    block_tokens / 512: whole blocks of 512 tokens become whole blocks, a partial one stays partial.
 
     Raises TraceError naming file, line and what is wrong: a file that cannot be read, is empty or
     truncated, a line that is no record, missing or double columns, lengths that are negative,
@@ -91,7 +99,7 @@ def read_trace(
                     f"{entry.arrival_s:g} s after the first request; sort the trace by time"
                 )
             last_arrival = entry.arrival_s
-            entries.append(_capped(entry, max_prompt_len))
+            entries.append(_capped(_scaled(entry, block_tokens), max_prompt_len))
             if len(entries) == num_requests:
                 break
     except OSError as error:
@@ -271,11 +279,25 @@ def _length(path: Path, line: int, name: str, value, *, least: int) -> int:
     return value
 
 
+def _scaled(entry: TraceEntry, block_tokens: int) -> TraceEntry:
+    if block_tokens == HASH_BLOCK_TOKENS:
+        return entry
+    blocks, rest = divmod(entry.prompt_len, HASH_BLOCK_TOKENS)
+    # Rounded down, so that a partial block stays one, but at least a token of it.
+    part = max(rest * block_tokens // HASH_BLOCK_TOKENS, 1) if rest else 0
+    return replace(
+        entry,
+        prompt_len=blocks * block_tokens + part,
+        max_new_tokens=div_ceil(entry.max_new_tokens * block_tokens, HASH_BLOCK_TOKENS),
+        block_tokens=block_tokens,
+    )
+
+
 def _capped(entry: TraceEntry, max_prompt_len: int | None) -> TraceEntry:
     if max_prompt_len is None or entry.prompt_len <= max_prompt_len:
         return entry
-    ids = entry.hash_ids[: div_ceil(max_prompt_len, HASH_BLOCK_TOKENS)]
-    return TraceEntry(entry.id, max_prompt_len, entry.max_new_tokens, entry.arrival_s, ids)
+    ids = entry.hash_ids[: div_ceil(max_prompt_len, entry.block_tokens)]
+    return replace(entry, prompt_len=max_prompt_len, hash_ids=ids)
 
 
 def _request_id(index: int) -> str:

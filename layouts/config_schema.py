@@ -184,6 +184,10 @@ class TraceSection:
         Annotated[int, Bound(least=0, most=MAX_POSITION)],
     ]
     max_prompt_len: Annotated[int, Bound(least=1, most=MAX_POSITION)] | None
+    # Tokens that one of a trace's hash ids stands for here; lengths shrink or grow with it.
+    hash_block_tokens: Annotated[int, Bound(least=2, most=1 << 20)] = 512
+    # Seconds of the run for a second of the trace; null: arrival times are not waited for.
+    time_scale: PositiveFloat | None = None
 
 
 @dataclass(frozen=True)
@@ -192,9 +196,10 @@ class RunSection:
     activations: Literal["seeded", "stacked", "file"]
     activations_path: str | None
     accept_rate: Annotated[float, Bound(least=0.0, most=1.0)]
-    drafts: Literal["seeded"]
+    drafts: Literal["seeded", "ngram"]
     verify_samples: Annotated[int, Bound(least=0, most=1 << 31)]
     trace: TraceSection
+    repeat_rate: Annotated[float, Bound(least=0.0, most=0.95)] = 0.0  # of generated passages
 
 
 @dataclass(frozen=True)

@@ -54,16 +54,19 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run: `trace.num_requests` and `trace.max_prompt_len` also limit a recorded trace, while
-    `trace.prompt_len` and `trace.output_len`, first and last length, shape a synthetic one."""
+    """A run: `repeat_rate` of the generated passages repeat an earlier one, which drafts of kind
+    "ngram" live on. `trace.num_requests` and `trace.max_prompt_len` also limit a recorded trace,
+    while `trace.prompt_len` and `trace.output_len`, first and last length, shape a synthetic
+    one."""
 
     seed: int
     activations: Literal["seeded", "stacked", "file"]
     activations_path: str | None
     accept_rate: float
-    drafts: Literal["seeded"]
+    drafts: Literal["seeded", "ngram"]
     verify_samples: int
     trace: TraceConfig
+    repeat_rate: float = 0.0
 
 
 @dataclass(frozen=True)

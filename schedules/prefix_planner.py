@@ -47,11 +47,12 @@ class Claim:
 
 @dataclass
 class PlannerCounters:
-    """hits, hit_blocks       admissions that used a cached prefix, and its blocks (a row that was
-                           preempted and admitted again counts again in `admissions`, not here)
+    """admissions             rows that got a slot, again after a preemption too
+    hits, hit_blocks       requests that began with a cached prefix, and its blocks; what a request
+                           finds after a preemption is not among them
     hit_tokens             tokens of those prefixes
     replayed_tokens        of these, the ones computed again to rebuild rings
-    prompt_blocks          whole blocks of all prompts
+    whole_blocks           of all prompts
     best_blocks            of these, what an endless cache could have given that has every prefix of
                            a request the moment it is submitted; counted where `seen` is a set
     failed_reads           look-ups that the index promised and the store did not keep
@@ -62,7 +63,7 @@ class PlannerCounters:
     hit_blocks: int = 0
     hit_tokens: int = 0
     replayed_tokens: int = 0
-    prompt_blocks: int = 0
+    whole_blocks: int = 0
     best_blocks: int = 0
     failed_reads: int = 0
 
@@ -125,7 +126,7 @@ class PrefixPlanner:
         keys = keys_of_hash_ids(self.root, hash_ids, blocks)
         extend_keys(keys, self.root, prompt, self.block_size)
         self._rows[row] = _Row(keys)
-        self.counters.prompt_blocks += blocks
+        self.counters.whole_blocks += blocks
         if self.seen is not None:
             known = next((k for k, key in enumerate(keys) if key not in self.seen), blocks)
             self.counters.best_blocks += known
@@ -144,16 +145,16 @@ class PrefixPlanner:
         state, counters = self._rows[row], self.counters
         claim, state.claim = state.claim, None
         counters.admissions += 1
+        is_new, state.counted = not state.counted, True  # the hits of a preempted row are its own
         self.index.count_lookup(state.keys)
         if claim is None:
             return
         self.index.use(state.keys, claim.blocks)
         resume = claim.resume
-        if not state.counted:  # a row that was preempted has had its hit
+        if is_new:
             counters.hits += 1
             counters.hit_blocks += claim.blocks
             counters.hit_tokens += resume.boundary
-            state.counted = True
         counters.replayed_tokens += resume.boundary - resume.start
         if resume.restore_first:
             self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
