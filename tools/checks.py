@@ -181,10 +181,10 @@ def check_words(root: Path) -> Iterator[str]:
 
 def check_stems(root: Path) -> Iterator[str]:
     """One operation, one stem: a `.cu` has its launcher, CPU kernel, reference, public module,
-    benchmark and test under the same name. A kernel for one architecture, `<stem>_sm90....cu`,
-    counts as its operation's."""
+    benchmark and test under the same name. A kernel for one architecture or one kind of records,
+    `<stem>_sm90....cu` and `<stem>_gqa.cu`, counts as its operation's."""
     for source in sorted((root / "rawkernels" / "cuda").glob("*.cu")):
-        stem = re.sub(r"_sm\d+.*$", "", source.stem)
+        stem = re.sub(r"_(sm\d+|gqa).*$", "", source.stem)
         for folder in STEM_FOLDERS:
             if not (root / folder / f"{stem}.py").is_file():
                 yield f"{source.relative_to(root)}:1: {folder}/{stem}.py is missing"
