@@ -58,6 +58,8 @@ CASES = (
     Case("decode_of_600_causal", ((1, 600),), heads=8, kv_heads=2, sink=True),
     Case("ragged", RAGGED, window=40, heads=6, kv_heads=2, sink=True, sink_tokens=5),
     Case("ragged_causal", RAGGED, heads=3, kv_heads=3, softcap=3.0, sink_tokens=5),
+    Case("more_queries_than_keys", ((20, 5), (70, 3), (9, 1)), heads=2),
+    Case("more_queries_windowed", ((20, 5), (70, 3)), window=2, sink=True, sink_tokens=1),
     Case("ragged_fp16", RAGGED, window=40, heads=6, kv_heads=2, sink=True, dtype=FP16),
     Case("sink_tokens_4", ((300, 300),), window=100, sink_tokens=4),
     Case("sink_tokens_past_a_tile", ((260, 260), (7, 200)), window=33, sink_tokens=70),

@@ -64,6 +64,11 @@ struct Rows {
   float sum[2];      // of this lane's probabilities
 };
 
+// First key of the window of a query; no difference that leaves an int, whatever the window.
+__device__ __forceinline__ int oldest_key(int position, int window) {
+  return position < window ? 0 : position - window + 1;
+}
+
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   if (FP16)
@@ -132,7 +137,7 @@ __device__ __forceinline__ void softmax_tile(float (&s)[KEY_TILE / 8][4], Rows& 
   for (int half = 0; half < 2; half++) {
     const int position = rows.position[half];
     const int last = position - first_key;  // in columns of the tile
-    const int oldest = max(position - window + 1, 0) - first_key;
+    const int oldest = oldest_key(position, window) - first_key;
     const int sinks = sink_tokens - first_key;
     float maximum = rows.maximum[half];
 #pragma unroll

@@ -171,11 +171,11 @@ window_attention(const __grid_constant__ WindowAttentionParams p) {
   // Loop bounds: tiles of first keys before the windows, then the windows' tiles (the same integers
   // as layouts/tiles.py).
   const int last_position = work.first_position + work.num_queries - 1;
-  const int oldest = max(work.first_position - p.window + 1, 0);
+  const int oldest = oldest_key(work.first_position, p.window);
   const int start = oldest / KEY_TILE, end = last_position < 0 ? 0 : last_position / KEY_TILE + 1;
   const int sink_end = min(p.sink_tokens / KEY_TILE + (p.sink_tokens % KEY_TILE > 0), start);
   const int num_visits = last_position < 0 ? 0 : sink_end + end - start;
-  const int newest_oldest = max(last_position - p.window + 1, 0);  // of the last query's window
+  const int newest_oldest = oldest_key(last_position, p.window);  // of the last query's window
 
   Rows rows = {{-1, -1}, {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, {0.0f, 0.0f}};
 #pragma unroll
