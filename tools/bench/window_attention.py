@@ -47,7 +47,7 @@ NO_WINDOW = "none"
 AXES = {
     "layer": ("mistral", "gpt_oss"),
     "window": (128, 1024, 4096, NO_WINDOW),
-    "sequences": (1, 8),
+    "sequences": (1,),
     "tokens": (4096, 32768),
 }
 SMOKE = {"layer": "gpt_oss", "window": 16, "sequences": 2, "tokens": 80}
