@@ -19,6 +19,8 @@ from attention_cases import (
     run_attention,
 )
 from helpers import bf16, from_bf16, i32, poisoned, to_backend, to_host
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ringslab as rs
 from ringslab.rawkernels.operations import operation
@@ -285,3 +287,22 @@ def test_there_are_no_silent_defaults(name):
     arrays = [arguments.pop(x) for x in ("q", "k", "v")]
     with pytest.raises(TypeError, match=name):
         rs.window_attention(*arrays, **arguments)
+
+
+@settings(max_examples=40)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), max_size=4),
+    window=st.none() | st.integers(1, 70),
+    group=st.integers(1, 9),
+    kv_heads=st.integers(1, 3),
+    sink_tokens=st.integers(0, 30),
+    softcap=st.sampled_from([0.0, 0.5, 30.0]),
+    dtype=st.sampled_from([BF16, FP16]),
+    sink=st.booleans(),
+)
+def test_any_shape_on_the_host(sequences, window, group, kv_heads, dtype, **options):
+    """Any batch, empty ones included: the CPU kernel within the bound of the reference."""
+    heads = {"heads": group * kv_heads, "kv_heads": kv_heads, "head_dim": 16}
+    case = Case("any", tuple(sequences) or ((0, 0),), window, **heads, dtype=dtype, **options)
+    inputs = case_inputs(case, seed=len(sequences))
+    check_attention("cpu", inputs.arrays, sink=inputs.sink, **case.options)
