@@ -116,7 +116,7 @@ GQA_DECODE_CASES = (
     Case("gqa_window_1", ((7, 1), (0, 2), (12, 6)), 1, 7, heads=4, kv_heads=2),
     Case("gqa_long", ((3000, 2), (1500, 1)), 1999, 2010, heads=4, kv_heads=2),
 )
-# Rings with pinned positions; the reference and the CPU, and whoever else says so.
+# Rings with pinned positions.
 PINNED_DECODE_CASES = (
     Case(
         "pinned", ((1000, 6), (20, 2), (2, 1), (0, 1)), 16, 26, heads=4, kv_heads=2, sink_tokens=4
