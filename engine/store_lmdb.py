@@ -12,7 +12,7 @@ whole or not there. Four tables change together in one transaction:
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 from ..layouts.errors import StoreError
@@ -56,6 +56,7 @@ class LmdbShelf:
         self.path = private_directory(os.path.expanduser(path), DATA_FILE, LOCK_FILE)
         self.outage = Outage(f"lmdb:{self.path}")
         self._gate = Gate()
+        self._write_lock = threading.Lock()  # a writer waits here, outside of LMDB and of the gate
         self._is_closed = False
         self._touched: dict[bytes, None] = {}
         self._touch_lock = threading.Lock()
@@ -155,7 +156,11 @@ class LmdbShelf:
             if self._is_closed:
                 self._mend(lambda seen=opened: self._reopen(seen))
             try:
-                with self._gate.shared(), self._env.begin(write=write, buffers=buffers) as txn:
+                with (
+                    self._write_lock if write else nullcontext(),
+                    self._gate.shared(),
+                    self._env.begin(write=write, buffers=buffers) as txn,
+                ):
                     result = work(txn)
                 self.outage.over()
                 return result
