@@ -227,3 +227,63 @@ def test_o05_views_of_every_argument(backend, name):
                 sink=placed["sink"], out=placed["out"], lse=placed["lse"],
             )  # fmt: skip
     assert (arrays["slab"] == 0xFF).all()
+
+
+def dense(q_rows, kv, *, scale=1.0, **options):
+    """window_attention of one sequence on the host: values in dim 1 and lse, of each query."""
+    kv = kv[:, None]
+    out, lse = rs.window_attention(
+        unit_queries(q_rows), kv, kv, cu_seqlens_q=i32([0, q_rows]),
+        cu_seqlens_k=i32([0, len(kv)]), softmax_scale=scale, **options,
+    )  # fmt: skip
+    return from_bf16(out.view(np.uint16))[:, 0, 1], lse[:, 0]
+
+
+def test_m05_null_is_every_key():
+    """n = 4: no window sees 1, 2, 3, 4 keys, a window of 1 one key each; 0 and -1 are refused."""
+    kv = keys([0] * 4, range(4))
+    for window, seen in ((None, [1, 2, 3, 4]), (1, [1] * 4), (4, [1, 2, 3, 4])):
+        np.testing.assert_allclose(np.exp(dense(4, kv, window=window)[1]), seen, rtol=1e-6)
+    for window in (0, -1):
+        with pytest.raises(ArgumentError, match=f"window={window}"):
+            dense(4, kv, window=window)
+
+
+def test_n03_more_queries_than_keys():
+    """4 queries on 2 keys, aligned at the end, v = [1, 3]: 0, 0, 1, 2; lse -inf, -inf, 0,
+    0.693147, with a window, without one, and beside a sink, which takes no key's place."""
+    kv = keys([0, 0], [1, 3])
+    for window in (None, 2, 3):
+        found, lse = dense(4, kv, window=window)
+        assert found.tolist() == [0, 0, 1, 2]
+        np.testing.assert_allclose(lse, [-np.inf, -np.inf, 0, 0.693147], atol=1e-6)
+    found, lse = dense(4, kv, sink=np.float32([0]))
+    assert found[:3].tolist() == [0, 0, 0.5]
+    assert (lse[:2] == -np.inf).all()
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_k07_cap_first_and_mask_after(window):
+    """Cap 1: a visible key of score 0 (v = 1), another (v = 9) that the mask hides, by the window or
+    by causality: 1.0, where tanh of a masked score gives 3.151531. Cap 50 on a score of 100 is
+    48.201379. The sink is not capped."""
+    if window == 1:
+        found, _ = dense(1, keys([1, 0], [9, 1]), softcap=1.0, window=1)
+    else:
+        found = dense(2, keys([0, 1], [1, 9]), softcap=1.0)[0][:1]
+    assert found.tolist() == [1.0]
+    _, lse = dense(1, keys([1], [1]), scale=100.0, softcap=50.0)
+    assert lse[0] == pytest.approx(48.201379, abs=1e-4)
+    assert 50 * math.tanh(2) == pytest.approx(48.201379, abs=1e-6)
+    found, _ = dense(1, keys([0], [1]), softcap=1.0, sink=np.float32([5]))
+    assert found[0] == pytest.approx(1 / (1 + math.exp(5)), rel=2**-8)
+
+
+@pytest.mark.parametrize("softcap", [-1.0, math.inf, math.nan, None, True])
+def test_k08_caps_that_are_no_caps(softcap):
+    """0 turns the cap off in Python (null does in YAML); all else that is not positive and finite
+    is refused, so 0 * tanh(x / 0) never runs."""
+    with pytest.raises(ArgumentError, match="softcap="):
+        dense(1, keys([1], [1]), softcap=softcap)
+    _, lse = dense(1, keys([1], [1]), scale=100.0, softcap=0.0)
+    assert lse[0] == 100.0

@@ -39,8 +39,8 @@ def test_p02_linear_scale_on_global_layers_alone(tmp_path):
 )
 def test_p03_attention_factor_is_used_once(factor, given, wanted):
     """What is written is what rotated vectors are multiplied by, once: 1.0 and 1.346574 stay what
-    they are, where the formula run on them gives 1.415888 and 1.466687. It is never guessed from the
-    factor (for 128: 1.485203): left out, it is 1, as DeepSeek's models have it."""
+    they are, where the formula run on them gives 1.415888 and 1.466687. It is never guessed from
+    the factor (for 128: 1.485203): left out, it is 1, as DeepSeek's models have it."""
     yarn = rs.Yarn(factor, 4096, 32.0, 1.0, attention_factor=given)
     x = np.ones((1, 1, 64), np.float32)
     out = rs.apply_rope(x, [1000], rs.Rope(1e4, 64, "half", yarn))
