@@ -141,6 +141,12 @@ class PrefixCache:
         self._settle()
         self.store.flush()
 
+    def clear(self) -> None:
+        """Forgets every snapshot. No request may be live."""
+        self.flush()
+        for entry in self.index.clear():
+            self._delete(entry.key)
+
     def close(self) -> None:
         """Hands over what is on its way and closes the store."""
         if self._writer is not None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from .run_options import check_run_options
 from .run_prefix import begin_prefix, end_prefix, prefix_report
 from .run_requests import Arrivals, RunRequest, load_requests
 from .run_stats import RunStats, open_stats
-from .samples import choose_samples, open_capture
+from .samples import Watched, choose_samples, open_capture
 from .timeline import write_timeline
 from .tokens import TokenRules, decide_step, request_key
 from .verify import verify_capture
@@ -69,6 +70,7 @@ def run_trace(
     graphs: bool | None = None,
     progress: Callable[[int], Progress] | None = None,
     on_step: Callable[[Any, Batch], None] | None = None,
+    watched: Watched | None = None,
 ) -> dict:
     """Runs a trace to its end and returns the report (docs: `run` keys), written to `report_path`
     as well where one is given.
@@ -79,6 +81,7 @@ def run_trace(
     graphs    decode steps are captured and replayed; None: on a GPU, where the activation source
               and `check_finite` allow it
     progress  makes a `Progress` from the number of requests
+    watched   takes the outputs of some tokens, in place of a verification
     on_step   called after each commit with the engine and the batch; may preempt and abort
 
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
@@ -94,7 +97,7 @@ def run_trace(
     check_run_options(engine.cfg, verify, report_path, timeline_path, graphs, progress, on_step)
     requests = load_requests(engine.cfg, trace)
     with engine.memory.scope():
-        state = _open_run(engine, requests, verify, graphs)
+        state = _open_run(engine, requests, verify, graphs, watched)
         shown = QUIET if progress is None else progress(len(requests))
         with _interrupts() as interrupted:
             try:
@@ -113,7 +116,9 @@ def run_trace(
                 write_report(report, report_path)
             if timeline_path is not None:
                 write_timeline(engine, timeline_path)
-            if verify:
+            if watched is not None:
+                watched.take(state.layers.capture)
+            elif verify:
                 report["verify"] = _verify(state, interrupted())
                 if report_path is not None:
                     write_report(report, report_path)
@@ -121,7 +126,11 @@ def run_trace(
 
 
 def _open_run(
-    engine: Any, requests: list[RunRequest], verify: bool, graphs: bool | None
+    engine: Any,
+    requests: list[RunRequest],
+    verify: bool,
+    graphs: bool | None,
+    watched: Watched | None,
 ) -> RunState:
     cfg, memory = engine.cfg, engine.memory
     ids = [request.id for request in requests]
@@ -130,7 +139,9 @@ def _open_run(
     last_drafts = [cfg.tokens_per_step > 1 and request.max_new_tokens > 1 for request in requests]
     source.check_lengths(ids, [sum(pair) for pair in zip(lengths, last_drafts, strict=True)])
     prompt_lens = [request.prompt_len for request in requests]
-    samples = choose_samples(cfg, ids, prompt_lens, lengths) if verify else []
+    choose = partial(choose_samples, cfg) if watched is None else partial(watched.samples, cfg)
+    looked_at = verify or watched is not None
+    samples = choose(ids, prompt_lens, lengths) if looked_at else []
     engine.tools.watch.steps.clear()
     begin_prefix(engine)
     digests = open_digests(engine.run_buffers().digests, lengths, memory)
@@ -156,7 +167,13 @@ def _open_run(
             engine,
             source,
             digests,
-            open_capture(samples, cfg, memory, max(lengths, default=0) + cfg.tokens_per_step),
+            open_capture(
+                samples,
+                cfg,
+                memory,
+                max(lengths, default=0) + cfg.tokens_per_step,
+                with_inputs=watched is None,
+            ),
             DecodeGraphs() if graphs else None,
         ),
         stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),

@@ -118,10 +118,40 @@ class Capture:
         return self.memory.to_host(self.inputs[i, first - base : last - base + 1])
 
 
-def open_capture(samples: list[Sample], cfg: Config, memory: Memory, longest: int = 0) -> Capture:
-    """Takes the device memory of a capture: `num_samples` outputs, and in a stacked run a window
-    of inputs for each; where a layer is global, inputs of `longest` tokens, the most of a
-    request."""
+@dataclass
+class Watched:
+    """Outputs of up to `count` tokens that every run of a trace computes, whatever a prefix cache
+    gave it: last tokens of prompts and generated ones. A run fills `outputs`, uint16 [num_q_heads,
+    head_dim] each, on the host."""
+
+    count: int
+    outputs: dict[Sample, np.ndarray] = field(default_factory=dict)
+
+    def samples(
+        self, cfg: Config, ids: list[str], prompt_lens: list[int], lengths: list[int]
+    ) -> list[Sample]:
+        """What to look at; the same for every run of a trace."""
+        spans = zip(ids, prompt_lens, lengths, strict=True)
+        late = [(id, prompt - 1, length) for id, prompt, length in spans]
+        layers = cfg.num_layers  # draft layers see other drafts in another run
+        return _draw(cfg.run.seed, SAMPLE_STREAM, self.count, [late], layers, whole_stack=False)
+
+    def take(self, capture: "Capture") -> None:
+        outputs = capture.memory.to_host(capture.outputs)
+        self.outputs = {capture.samples[i]: outputs[i] for i in sorted(capture.seen)}
+
+
+def open_capture(
+    samples: list[Sample],
+    cfg: Config,
+    memory: Memory,
+    longest: int = 0,
+    *,
+    with_inputs: bool = True,
+) -> Capture:
+    """Takes the device memory of a capture: `num_samples` outputs, and in a stacked run (where
+    `with_inputs`) a window of inputs for each; where a layer is global, inputs of `longest` tokens,
+    the most of a request."""
     by_request: dict[str, list[int]] = {}
     for i, sample in enumerate(samples):
         by_request.setdefault(sample.request_id, []).append(i)
@@ -132,7 +162,7 @@ def open_capture(samples: list[Sample], cfg: Config, memory: Memory, longest: in
     reach = max(whole + [y.window - 1 + drafts for y in cfg.layers if y.window is not None])
     reach = (reach, drafts)
     inputs = None
-    if cfg.run.activations == "stacked":
+    if cfg.run.activations == "stacked" and with_inputs:
         inputs = memory.empty((len(samples), sum(reach) + 1, *heads), np.uint16)
     outputs = memory.empty((len(samples), *heads), np.uint16)
     lses = memory.empty((len(samples), cfg.num_q_heads), np.float32)

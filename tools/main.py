@@ -22,6 +22,7 @@ _COMMANDS = {
     "budget": "say how many bytes a sequence's caches take against its context",
     "compile": "compile every CUDA kernel and report its registers and spills",
     "bench": "time every operation against the floor that bytes and FLOPs set",
+    "prefix": "run a trace under each contract of the prefix cache, side by side",
     "doctor": "say what this machine can run, and why not",
 }
 EXIT_ERROR = 2  # a mistake in what was given; argparse uses the same number

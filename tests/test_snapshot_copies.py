@@ -1,0 +1,165 @@
+"""Snapshots on their way off a device: whole, whatever order the device runs its queues in."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringslab.engine.snapshot_copies import (
+    LOAD_BUFFERS,
+    SNAPSHOT_BUFFERS,
+    SnapshotCopies,
+    SnapshotLoads,
+    snapshot_buffer_bytes,
+)
+from ringslab.rawkernels.memory import load_memory
+
+SIZE = 8
+
+
+class Device:
+    """A device with streams: what is queued runs when it likes, each stream in order, and not
+    before the events that it waits for."""
+
+    def __init__(self, seed):
+        self.random = Random(seed)
+        self.streams, self.current, self.done = [[]], 0, set()
+        self.events = 0
+        host = load_memory("cpu")
+        self.memory = replace(
+            host,
+            copy=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src[: dst.size])),
+            upload=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src)),
+            download=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src)),
+            record=self.record,
+            after=lambda event: self.queue(None, needs=event[0]),
+            wait=self.wait,
+            side_stream=self.side_stream,
+        )
+
+    def queue(self, work, needs=None, event=None):
+        self.streams[self.current].append((work, needs, event))
+
+    def record(self, event=None):
+        self.events += 1
+        self.queue(None, event=self.events)
+        event = [0] if event is None else event
+        event[0] = self.events  # an event that is recorded again stands for the new point
+        return event
+
+    def side_stream(self):
+        self.streams.append([])
+        own = len(self.streams) - 1
+
+        @contextmanager
+        def scope():
+            before, self.current = self.current, own
+            yield
+            self.current = before
+
+        return scope
+
+    def step(self):
+        """Runs the head of some stream; False where none may run."""
+        ready = [s for s in self.streams if s and (s[0][1] is None or s[0][1] in self.done)]
+        if not ready:
+            return False
+        work, _, event = self.random.choice(ready).pop(0)
+        if work is not None:
+            work()
+        if event is not None:
+            self.done.add(event)
+        return True
+
+    def wait(self, event):
+        while event[0] not in self.done:
+            assert self.step(), "waits for what never comes"
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 10**9), st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_no_step_tears_a_snapshot(seed, acts):
+    """Steps overwrite a slot; snapshots are taken between them, read late and given back; restores
+    come from host buffers that are reused: every value is that of its moment, in any order of the
+    device's two queues."""
+    device = Device(seed)
+    copies, loads = SnapshotCopies(device.memory, SIZE), SnapshotLoads(device.memory, SIZE)
+    slot, other = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    taken, number, sent, loaded = [], 0, 0, []
+    for act in acts:
+        if act == 0:
+            number += 1
+            for half in (slice(0, 4), slice(4, 8)):  # a kernel writes the slot in pieces
+                device.queue(lambda half=half, n=number: slot.__setitem__(half, n % 256))
+        elif act == 1 and len(taken) < SNAPSHOT_BUFFERS:
+            taken.append((copies.take(slot), number))
+        elif act == 2 and taken:
+            buffer, wanted = taken.pop(device.random.randrange(len(taken)))
+            assert copies.read(buffer).tolist() == [wanted % 256] * SIZE
+            copies.give_back(buffer)
+        elif act == 3:
+            sent += 1
+            loads.load(other, bytes([sent % 256]) * SIZE)
+            device.queue(lambda n=sent: loaded.append((n, other.tolist())))
+    for buffer, wanted in taken:
+        assert copies.read(buffer).tolist() == [wanted % 256] * SIZE
+    while device.step():
+        pass
+    for wanted, found in loaded:
+        assert found == [wanted % 256] * SIZE
+
+
+def test_the_model_sees_a_missing_event():
+    """Without the wait of the copying stream, some order of the queues tears a snapshot."""
+    torn = 0
+    for seed in range(50):
+        device = Device(seed)
+        device.memory = replace(device.memory, after=lambda event: None)
+        copies, slot = SnapshotCopies(device.memory, SIZE), np.zeros(SIZE, np.uint8)
+        device.queue(lambda slot=slot, seed=seed: slot.__setitem__(..., seed))
+        copies.device[:] = 255
+        torn += copies.read(copies.take(slot)).tolist() != [seed] * SIZE
+    assert torn > 0
+
+
+def test_the_next_snapshot_waits_for_a_buffer():
+    """All 16 buffers on their way: the 17th waits until one is given back, and no longer."""
+    copies = SnapshotCopies(load_memory("cpu"), SIZE)
+    slot = np.arange(SIZE, dtype=np.uint8)
+    buffers = [copies.take(slot) for _ in range(SNAPSHOT_BUFFERS)]
+    assert sorted(buffers) == list(range(SNAPSHOT_BUFFERS))
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(copies.take(slot)))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    copies.give_back(buffers[3])
+    waiting.join(5)
+    assert found == [buffers[3]]
+    assert copies.device.nbytes == snapshot_buffer_bytes(SIZE)
+    assert LOAD_BUFFERS == 2
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """64 snapshots of 1 MB behind kernels that overwrite their slot: each is that of its moment."""
+    import cupy
+
+    memory = load_memory("cuda")
+    copies = SnapshotCopies(memory, 1 << 20)
+    slot = cupy.zeros(1 << 20, np.uint8)
+    with memory.scope():
+        for first in range(0, 64, SNAPSHOT_BUFFERS):
+            taken = []
+            for number in range(first, first + SNAPSHOT_BUFFERS):
+                slot.fill(number)
+                taken.append((copies.take(slot), number))
+                slot.fill(255)
+            for buffer, number in taken:
+                assert (copies.read(buffer) == number).all()
+                copies.give_back(buffer)

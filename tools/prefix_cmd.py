@@ -1,0 +1,220 @@
+"""`ringslab prefix CONFIG`: one trace without a prefix cache and under each of its contracts, side
+by side: what was computed, what it cost, and how far the outputs differ. `--overhead`: what taking
+snapshots costs a run that never uses one.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..engine.backends import BACKEND_CHOICES
+from ..engine.engine import Engine
+from ..engine.progress import open_progress
+from ..engine.report import check_report_path
+from ..engine.samples import Watched
+from ..layouts.config import load_config
+from ..layouts.errors import ArgumentError
+
+CONTRACTS = ("none", "full", "exact", "bounded")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command to the parsers of `ringslab`."""
+    parser = subparsers.add_parser(
+        "prefix", help="run a trace under each contract of the prefix cache, side by side"
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a packaged one's name")
+    parser.add_argument("--trace", metavar="PATH", help="a .jsonl or .csv file to replay")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action="append",
+        default=[],
+        help="change one value of the YAML, as prefix.block_size=64; may be repeated",
+    )
+    parser.add_argument(
+        "--contracts", default=",".join(CONTRACTS), help="which, separated by commas; none is first"
+    )
+    parser.add_argument(
+        "--watch", type=int, default=512, metavar="N", help="outputs that are compared"
+    )
+    parser.add_argument(
+        "--overhead",
+        type=int,
+        metavar="N",
+        help="instead run the trace N times without and with a cache that nothing hits, in turns",
+    )
+    parser.add_argument("--backend", choices=BACKEND_CHOICES, default="auto")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--report", metavar="PATH", help="write the JSON to a file as well")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a table. Raises ConfigError for a configuration that is wrong, ArgumentError for a
+    contract that there is none of."""
+    contracts = [word.strip() for word in args.contracts.split(",")]
+    if set(contracts) - set(CONTRACTS) or len(contracts) < 2:
+        raise ArgumentError(
+            f"--contracts {args.contracts} but must name two or more of {', '.join(CONTRACTS)}"
+        )
+    if args.report:
+        check_report_path(args.report)
+    if args.overhead:
+        found = overhead(args, contracts[-1])
+    else:
+        found = side_by_side(args, contracts)
+    if args.report:
+        Path(args.report).write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
+    return 0
+
+
+def open_engine(args: argparse.Namespace, contract: str) -> Engine:
+    overrides = (*args.overrides, f"prefix.contract={contract}")
+    return Engine(load_config(args.config, overrides), args.backend, device=args.device)
+
+
+def side_by_side(args: argparse.Namespace, contracts: list[str]) -> dict[str, Any]:
+    """A row a contract; differences are to the first of them."""
+    rows, first = [], None
+    for contract in contracts:
+        _say(f"contract {contract}")
+        watched = Watched(args.watch)
+        with open_engine(args, contract) as engine:
+            report = engine.run(args.trace, watched=watched, progress=open_progress)
+            cfg = engine.cfg
+        first = watched.outputs if first is None else first
+        rows.append(_row(contract, report) | {"difference": difference(cfg, first, watched)})
+    return {
+        "model": report["model"],
+        "backend": report["backend"],
+        "activations": report["activations"],
+        "requests": report["requests"],
+        "prompt_tokens": report["prompt_tokens"],
+        "output_tokens": report["output_tokens"],
+        "rows": rows,
+    }
+
+
+def difference(cfg: Any, first: dict, watched: Watched) -> dict[str, Any]:
+    """How far watched outputs are from those of the first run, over the layers whose rings are
+    stored and over those above; `largest_output` gives them a scale."""
+    found: dict[str, Any] = {}
+    for part, stored in (("stored_layers", True), ("rebuilt_layers", False)):
+        pairs = [
+            (
+                rows.view(ml_dtypes.bfloat16).astype(np.float64),
+                first[sample].view(ml_dtypes.bfloat16),
+            )
+            for sample, rows in watched.outputs.items()
+            if sample in first and cfg.layers[sample.layer].stored == stored
+        ]
+        errors = [float(np.abs(one - other.astype(np.float64)).max()) for one, other in pairs]
+        found[part] = {
+            "outputs": len(errors),
+            "differ": sum(error > 0 for error in errors),
+            "largest": max(errors, default=0.0),
+            "mean": float(np.mean(errors)) if errors else 0.0,
+            "largest_output": max((float(np.abs(one).max()) for one, _ in pairs), default=0.0),
+        }
+    return found
+
+
+def _row(contract: str, report: dict) -> dict[str, Any]:
+    prefix, rate, latency = report["prefix"], report["throughput"], report["latency"]
+    store = prefix.get("store", {})
+    return {
+        "contract": contract,
+        "seconds": rate["seconds"],
+        "computed_tokens": rate["computed_tokens"],
+        "prefill_tokens": report["batches"]["prefill"]["tokens"],
+        "first_token_s": latency["first_token_s"],
+        "prompt_blocks": prefix["prompt_blocks"],
+        "hit_blocks": prefix["hit_blocks"],
+        "best_blocks": prefix.get("best_blocks"),
+        "hit_tokens": prefix.get("hit_tokens", 0),
+        "replayed_tokens": prefix.get("replayed_tokens", 0),
+        "snapshots": prefix.get("snapshots", 0),
+        "restores": prefix.get("restores", 0),
+        "store_bytes_in": store.get("bytes_in", 0),
+        "store_bytes_out": store.get("bytes_out", 0),
+        "digest": report["digest"],
+    }
+
+
+def overhead(args: argparse.Namespace, contract: str) -> dict[str, Any]:
+    """Seconds of runs without a cache and with one that is emptied before each, in turns, after one
+    of each that compiles. `ratio` is of the medians; `hit_blocks` must be 0 for it to say anything,
+    so the trace should share nothing."""
+    seconds: dict[str, list[float]] = {"none": [], contract: []}
+    with open_engine(args, "none") as plain, open_engine(args, contract) as cached:
+        hits = snapshots = 0
+        for turn in range(args.overhead + 1):
+            for name, engine in (("none", plain), (contract, cached)):
+                _say(f"turn {turn} of {args.overhead}: contract {name}")
+                if engine.prefix is not None:
+                    engine.prefix.clear()
+                report = engine.run(args.trace, progress=open_progress)
+                if turn > 0:
+                    seconds[name].append(report["throughput"]["seconds"])
+            hits += report["prefix"]["hit_blocks"]
+            snapshots = report["prefix"]["snapshots"]
+        medians = {name: float(np.median(times)) for name, times in seconds.items()}
+    return {
+        "model": report["model"],
+        "backend": report["backend"],
+        "snapshot_blocks": cached.cfg.prefix.snapshot_blocks,
+        "block_size": cached.cfg.prefix.block_size,
+        "snapshots": snapshots,
+        "hit_blocks": hits,
+        "seconds": seconds,
+        "medians": medians,
+        "ratio": medians[contract] / medians["none"],
+    }
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """A report in lines."""
+    if "ratio" in found:
+        return [
+            f"{found['model']} on {found['backend']}, a snapshot every {found['snapshot_blocks']} "
+            f"blocks of {found['block_size']}: {found['snapshots']} snapshots, "
+            f"{found['hit_blocks']} blocks hit",
+            *(f"{name:>8} {median:9.3f} s" for name, median in found["medians"].items()),
+            f"   ratio {found['ratio']:9.4f}",
+        ]
+    lines = [
+        f"{found['model']} on {found['backend']}, {found['activations']}: {found['requests']} "
+        f"requests, {found['prompt_tokens']:,} prompt and {found['output_tokens']:,} output tokens",
+        f"{'contract':>8} {'seconds':>9} {'computed':>12} {'hit/best blocks':>17} "
+        f"{'replayed':>10} {'store in':>15} {'store out':>15}  {'stored layers':>22} "
+        f"{'rebuilt layers':>22}",
+    ]
+    for row in found["rows"]:
+        of_best = f"{row['hit_blocks']:,}/{row['best_blocks'] or 0:,}"
+        shares = [_share(part) for part in row["difference"].values()]
+        lines.append(
+            f"{row['contract']:>8} {row['seconds']:>9.2f} {row['computed_tokens']:>12,} "
+            f"{of_best:>17} {row['replayed_tokens']:>10,} {row['store_bytes_in']:>15,} "
+            f"{row['store_bytes_out']:>15,}  {shares[0]:>22} {shares[1]:>22}"
+        )
+    return [
+        *lines,
+        "differences: outputs that differ of those compared, and the largest difference",
+    ]
+
+
+def _share(part: dict[str, Any]) -> str:
+    return f"{part['differ']}/{part['outputs']} {part['largest']:.2e}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
