@@ -34,6 +34,12 @@ def derive_prefix(
         binder.fault("prefix.contract", section.contract, "none where layers see all keys")
     if section.contract != "full":
         check_producers_first(file, binder)
+        if any(group.sink_tokens for group in file.layer_groups):
+            binder.fault(
+                "prefix.contract",
+                section.contract,
+                "full where a layer keeps its first keys visible: a replay does not make them",
+            )
     return PrefixConfig(
         contract=section.contract,
         block_size=section.block_size,

@@ -8,6 +8,7 @@ from engine_runs import tiny
 
 import ringslab as rs
 from ringslab.layouts.digest import layout_digest
+from ringslab.schedules.prefix_rules import resume_rule
 
 ON = ("prefix.contract=full",)
 
@@ -65,3 +66,32 @@ def test_a_stored_layer_above_a_rebuilt_one_needs_full(tmp_path):
     )
     wanted = "prefix.contract: got exact, expected full where a consumer (layer 0) lies below"
     assert any(wanted in line for line in faults_of(cfg))
+
+
+def test_layers_that_see_all_keys_have_none_yet(tmp_path):
+    """Pages of global layers are not stored: full, exact and bounded are refused beside them."""
+    path = tmp_path / "hybrid.yaml"
+    rest = "block_size: 16, snapshot_blocks: 1, budget_bytes: null, store: 'memory:'}"
+    text = QUICKSTART.with_name("quickstart_hybrid.yaml").read_text()
+    path.write_text(f"{text}\nprefix: {{contract: full, {rest}\n")
+    (line,) = faults_of(path)
+    assert "prefix.contract: got full, expected none where layers see all keys" in line
+
+
+def test_pinned_keys_need_full(tmp_path):
+    """A window layer that keeps its first 2 keys: a replay has none of them, so exact is refused;
+    full takes it, and its ring arithmetic leaves their room out."""
+    path = tmp_path / "mistral.yaml"
+    rest = "block_size: 16, snapshot_blocks: 1, budget_bytes: null, store: 'memory:'}"
+    text = QUICKSTART.with_name("mistral_7b.yaml").read_text()
+    path.write_text(f"{text}\nprefix: {{contract: exact, {rest}\n")
+    cfg = rs.load_config(path)
+    rule = resume_rule(cfg, "full")
+    layers = tuple(dataclasses.replace(layer, sink_tokens=2) for layer in cfg.layers)
+    pinned = resume_rule(dataclasses.replace(cfg, layers=layers), "full")
+    assert pinned.back == rule.back - 2
+    text = path.read_text()
+    path.write_text(
+        text.replace("    softcap: null\n", "    softcap: null\n    sink_tokens: 2\n", 1)
+    )
+    assert any("got exact, expected full where a layer keeps" in line for line in faults_of(path))
