@@ -15,6 +15,7 @@ from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
+from .plots import check_plot_path, write_plots
 from .timeline import write_picture
 
 EXIT_FAILED = 1  # the verification found an output outside its bound
@@ -55,6 +56,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "picture of them beside it (.svg)",
     )
     parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw latencies, slots over time and the prefix cache (.png, .svg or .pdf; needs "
+        "matplotlib)",
+    )
+    parser.add_argument(
         "--no-graphs",
         action="store_true",
         help="queue decode steps call by call instead of replaying captured ones",
@@ -71,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     """0 when the trace ran (and was verified, if asked), 1 when an output was outside its bound,
     130 after Ctrl-C."""
     picture = None if args.timeline is None else picture_path(args.timeline, args.report)
+    if args.plot is not None:
+        check_plot_path(args.plot)
+        check_report_path(args.plot)
     cfg = load_config(args.config, overrides=tuple(args.overrides))
     sizes = engine_sizes(cfg)
     _say(f"{cfg.name}: takes {sizes.describe()}")
@@ -85,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
             graphs=False if args.no_graphs else None,
             progress=open_progress,
         )
+    if args.plot is not None:
+        write_plots(report, args.plot)
     if picture is not None:
         write_picture(read_timeline(args.timeline), picture)
     if args.json:
@@ -121,10 +133,24 @@ def summary(report: dict) -> list[str]:
         f"{rate['seconds']:.2f} s ({rate['computed_tokens_per_s']:,.0f} computed tokens/s)",
         f"batches: {batches['prefill']['steps']} prefill, {batches['decode']['steps']} decode; "
         f"drafts accepted: {accepted:,} of {drafted:,}",
+        *_prefix_lines(report["prefix"]),
         f"bytes a sequence: {report['bytes_per_sequence']['measured']:,} measured, "
         f"{report['bytes_per_sequence']['formula']:,} by formula",
         f"digest {report['digest']}",
         _verdict_line(report["verify"]),
+    ]
+
+
+def _prefix_lines(prefix: dict) -> list[str]:
+    """One line where there was a prefix cache."""
+    if "contract" not in prefix:
+        return []
+    store = prefix["store"]
+    return [
+        f"prefix cache, {prefix['contract']}: {prefix['hit_blocks']:,} of "
+        f"{prefix['prompt_blocks']:,} prompt blocks hit ({prefix['best_blocks']:,} at best), "
+        f"{prefix['replayed_tokens']:,} tokens replayed; {store['bytes_in']:,} B to the store, "
+        f"{store['bytes_out']:,} B from it"
     ]
 
 

@@ -1,0 +1,33 @@
+"""A run's report as a picture."""
+
+import pytest
+from engine_runs import tiny
+
+import ringslab as rs
+from ringslab.engine.traces import TraceEntry
+from ringslab.errors import ArgumentError
+from ringslab.tools.plots import check_plot_path, write_plots
+
+TRACE = [TraceEntry(f"r{i}", 20, 5, 0.01 * i, (1, 2 + i % 2, 9), 8) for i in range(4)]
+
+
+@pytest.mark.parametrize("contract", ["none", "full"])
+def test_four_panels(tmp_path, contract):
+    """With and without a prefix cache, arrivals waited for: an SVG that names what it shows."""
+    pytest.importorskip("matplotlib")
+    with rs.Engine(
+        tiny(f"prefix.contract={contract}", "run.trace.time_scale=1.0"), "cpu"
+    ) as engine:
+        report = engine.run(TRACE)
+    path = tmp_path / "run.svg"
+    check_plot_path(str(path))
+    write_plots(report, str(path))
+    text = path.read_text()
+    for words in ("State slots over time", "Prefix cache", "Latency", "Bytes"):
+        assert f"<!-- {words} -->" in text
+    assert ("<!-- best possible on this trace -->" in text) == (contract == "full")
+
+
+def test_a_name_that_says_no_kind():
+    with pytest.raises(ArgumentError, match="must end in"):
+        check_plot_path("picture")
