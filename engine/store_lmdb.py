@@ -170,7 +170,7 @@ class LmdbShelf:
                 self._mend(lambda: self._set_map(0))  # another process has grown it
             except lmdb.ReadersFullError:
                 if self._env.reader_check() == 0:
-                    raise self.outage.fault(f"{MAX_READERS} readers are at work") from None
+                    raise self.outage.fault("all readers' slots are taken") from None
             except lmdb.PanicError:
                 self._mend(lambda seen=opened: self._reopen(seen))
             except lmdb.Error as error:
