@@ -23,6 +23,9 @@ from .store_stats import Outage, ShelfFault, StoreStats
 
 DATA_FILE, LOCK_FILE = "data.mdb", "lock.mdb"
 TABLES = ("values", "index", "order", "totals")
+# Of the binding: 1 opens a directory twice in one process, which breaks LMDB's locks; 2.0 holds the
+# interpreter while it waits for another process; 2.2 fails once the map has grown.
+MIN_LMDB_MAJOR = 3
 START_MAP_BYTES = 1 << 30  # address space, not disk: the file grows as it is written
 MAX_MAP_BYTES = 1 << 46
 MAX_SEALED_BYTES = 1 << 31  # LMDB's own bound is 4 GiB
@@ -51,6 +54,11 @@ class LmdbShelf:
             import lmdb
         except ImportError as error:
             raise StoreError(f"lmdb:{path}: {error}; pip install lmdb") from None
+        if int(lmdb.__version__.split(".")[0]) < MIN_LMDB_MAJOR:
+            raise StoreError(
+                f"lmdb:{path}: lmdb {lmdb.__version__} fails or freezes with several writers; "
+                f"pip install 'lmdb>={MIN_LMDB_MAJOR}'"
+            )
         self.lmdb, self.budget_bytes, self.stats = lmdb, budget_bytes, stats
         self.sync, self.map_bytes = sync, map_bytes
         self.path = private_directory(os.path.expanduser(path), DATA_FILE, LOCK_FILE)

@@ -46,6 +46,15 @@ def test_without_lmdb(tmp_path, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
+def test_an_old_lmdb_is_refused(tmp_path, monkeypatch):
+    """2.2.0 of the binding: a StoreError that names both versions."""
+    import lmdb
+
+    monkeypatch.setattr(lmdb, "__version__", "2.2.0")
+    with pytest.raises(StoreError, match=r"2\.2\.0 .*lmdb>=3"):
+        rs.open_store(f"lmdb:{tmp_path / 's'}")
+
+
 def test_opened_twice_in_one_process(tmp_path):
     """The second is a StoreError that says so, the first goes on; after its close it opens."""
     url = f"lmdb:{tmp_path / 's'}"

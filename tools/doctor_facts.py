@@ -21,6 +21,8 @@ PACKAGES = (
     "pyyaml",
     "ml_dtypes",
     "rich",
+    "lmdb",
+    "redis",
     "cupy-cuda13x",
     "numba-cuda",
     "cuda-bindings",

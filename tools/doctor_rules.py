@@ -107,6 +107,10 @@ def _missing(facts: Facts) -> Iterator[Finding]:
     for name in ("numpy", "numba", "pyyaml", "ml_dtypes", "rich"):
         if not facts.packages.get(name):
             yield Finding("error", f"{name} is not installed", "pip install .")
+    lmdb = facts.packages.get("lmdb")
+    if not lmdb or version_of(lmdb)[0] < 3:
+        found = f"lmdb {lmdb} is too old" if lmdb else "lmdb is not installed"
+        yield Finding("warning", f"{found}; no store on disk opens", "pip install 'lmdb>=3'")
     if facts.gpus and not cupy_names(facts):
         yield Finding("warning", "there is a GPU, but CuPy is not installed", INSTALL_CUDA)
     if facts.nvrtc is None:
