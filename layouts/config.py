@@ -9,7 +9,7 @@ from .config_derive import derive_config
 from .config_schema import ConfigFile
 from .config_types import Config, EngineConfig, LayerConfig, RunConfig, TraceConfig
 from .errors import ArgumentError, ConfigError
-from .yaml_source import MAX_FILE_BYTES, apply_override, parse_yaml
+from .yaml_source import MAX_FILE_BYTES, apply_override, faults_error, parse_yaml
 
 __all__ = [
     "Config",
@@ -87,6 +87,6 @@ def load_config(path: str | os.PathLike[str], overrides: tuple[str, ...] = ()) -
     file = binder.bind(root, ConfigFile, "")
     config = None if file is BAD or faults else derive_config(file, binder, shown)
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise faults_error(faults)
     assert config is not None
     return config

@@ -75,6 +75,18 @@ _BOOL_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false"}
 _NON_FINITE = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf")}
 
 
+def faults_error(faults: list[str]) -> ConfigError:
+    """One line a fault. What a file holds is shown with control characters and line ends written
+    out, so that it cannot pass for a line of ours, nor steer the terminal that shows it."""
+    lines = (
+        "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in fault
+        )
+        for fault in faults
+    )
+    return ConfigError("\n".join(lines))
+
+
 def float_text(value: float) -> str:
     """A float as every YAML reader takes for a float: with a dot, its exponent signed."""
     text = repr(value)
@@ -138,7 +150,7 @@ class _Builder:
         return Mark(self.source, at.line + 1, at.column + 1)
 
     def stop(self, mark: Mark, text: str) -> ConfigError:
-        return ConfigError("\n".join([*self.faults, f"{mark}: {text}"]))
+        return faults_error([*self.faults, f"{mark}: {text}"])
 
     def document(self) -> Node | None:
         self.loader.get_event()  # stream start
@@ -255,10 +267,10 @@ def _build(text: str, source: str, faults: list[str], *, fixed_mark: bool = Fals
         at = error.problem_mark or error.context_mark
         mark = Mark(source, at.line + 1, at.column + 1) if at and not fixed_mark else Mark(source)
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError("\n".join([*faults, f"{mark}: not YAML: {problem}"])) from None
+        raise faults_error([*faults, f"{mark}: not YAML: {problem}"]) from None
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise ConfigError("\n".join([*faults, f"{source}: not YAML: {problem}"])) from None
+        raise faults_error([*faults, f"{source}: not YAML: {problem}"]) from None
 
 
 def parse_yaml(data: bytes, source: str, faults: list[str]) -> Mapping:
@@ -281,7 +293,7 @@ def parse_yaml(data: bytes, source: str, faults: list[str]) -> Mapping:
         )
     if not isinstance(root, Mapping):
         kind = "a list" if isinstance(root, Sequence) else f"{root.text or 'nothing'}"
-        raise ConfigError(f"{root.mark}: got {kind} at the top, expected a mapping of keys")
+        raise faults_error([f"{root.mark}: got {kind} at the top, expected a mapping of keys"])
     return root
 
 

@@ -133,6 +133,7 @@ LINES = QUICKSTART.read_text().splitlines(keepends=True)
         max_size=3,
     )
 )
+@example([("value", LINES.index("    kind: swa\n"), '"a\\nb"')])  # one fault was two lines
 def test_a_damaged_configuration(tmp_path_factory, edits):
     """The packaged file with lines changed, dropped, doubled, swapped and moved: a ConfigError of
     lines that name the file, or a configuration whose rings lie side by side and hold a window."""

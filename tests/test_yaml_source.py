@@ -3,7 +3,9 @@
 import time
 
 import pytest
+from config_edits import QUICKSTART
 
+import ringslab as rs
 from ringslab.errors import ConfigError
 from ringslab.layouts.yaml_source import (
     MAX_ALIASES,
@@ -278,3 +280,26 @@ def test_override_that_is_no_yaml():
     root, faults = parse("run: {seed: 1}")
     with pytest.raises(ConfigError, match=r"--set run.seed=\[1: not YAML"):
         apply_override(root, "run.seed=[1", faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('"a\\nb.yaml:1:1: fine"', '"a\\nb.yaml:1:1: fine"'),
+        ('"\\e[2J\\a"', '"\\x1b[2J\\x07"'),
+        ('"\\u2028\\u202E"', '"\\u2028\\u202e"'),
+        ('"\\uD800"', '"\\ud800"'),
+    ],
+)
+def test_what_a_file_holds_is_one_line(tmp_path, text, shown):
+    """A value with a line end, an escape sequence, a reversal of the text or half a character: one
+    line, in which it is written out."""
+    path = tmp_path / "odd.yaml"
+    path.write_text(QUICKSTART.read_text().replace("kind: swa", f"kind: {text}", 1))
+    with pytest.raises(ConfigError) as caught:
+        rs.load_config(path)
+    (line,) = str(caught.value).splitlines()
+    assert f"layer_groups[0].kind: got {shown}, expected one of" in line
+    with pytest.raises(ConfigError) as caught:
+        rs.load_config("quickstart", (f"run.activations={text}",))
+    assert len(str(caught.value).splitlines()) == 1
