@@ -145,3 +145,23 @@ def test_c07_an_engine_with_nothing_to_do():
         assert len(engine.tokens("some")) == 8
         assert engine.scheduler.free_slots == 2
         assert engine.next_batch() is None
+
+
+@pytest.mark.parametrize("block_size", [1, 10])
+def test_c02_c03_a_paged_pool_of_100_tokens(block_size):
+    """101 tokens are refused at submit with both numbers and block nobody; of A 60 + 30 and B 40 +
+    30, A runs to its end while B waits, nothing is preempted, and B runs after it."""
+    pool = {"num_blocks": 100 // block_size, "block_size": block_size}
+    scheduler = Scheduler(SchedulerLimits(4, 200, 4, 4, 1, 200, **pool))
+    with pytest.raises(RequestError, match=r"101, more than the 100 tokens of the paged pool"):
+        scheduler.submit(rs.Request("big", [1] * 71, 30))
+    scheduler.submit(rs.Request("A", [1] * 60, 30))
+    scheduler.submit(rs.Request("B", [1] * 40, 30))
+    while (batch := scheduler.next_batch()) is not None:
+        if scheduler.state("A") != "finished":
+            assert batch.request_ids == ("A",)
+            assert scheduler.state("B") == "waiting"
+        scheduler.commit(batch, [0] * batch.num_seqs, [1] * batch.num_seqs)
+    assert len(scheduler.outputs("A")) == len(scheduler.outputs("B")) == 30
+    assert scheduler.counters.preempted == 0
+    assert scheduler.free_slots == 4
