@@ -96,6 +96,21 @@ def test_special_numbers(backend, record_type):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_kernel_of_nan_on_the_host(tmp_path, monkeypatch):
+    """A NaN block, and a block of +-infinity, in the CUDA kernel played on the CPU: the reference's
+    bits, 7fc0 for each NaN."""
+    run = launchers(monkeypatch, tmp_path)["paged_load"]
+    pages = make_pages(next(case for case in CASES if case.name == "odd_bytes"))
+    pages.kv[0][:3, 0, 1] = 0x7FC0, 0x7F80, 0xFF80
+    pool = pages.stored()
+    found, _ = load(run, "cpu", pages, pool, pages.cu_seqlens)
+    reference = operations("reference").paged_load
+    wanted, _ = load(reference, "cpu", pages, pool, pages.cu_seqlens)
+    np.testing.assert_array_equal(found, wanted)
+    assert (found[0] == 0x7FC0).all()
+
+
 def test_some_of_the_table(backend):
     """Ends of the first two of five sequences, the second cut short: 37 and 1 rows become 20 and 1
     of each sequence's beginning."""

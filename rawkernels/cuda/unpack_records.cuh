@@ -61,13 +61,21 @@ __device__ __forceinline__ uint4 load_unit(const uint8_t* at) {
 
 // Eight bf16 of two words of E4M3 under one scale.
 __device__ __forceinline__ uint4 decode_words(uint32_t low, uint32_t high, float scale) {
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    y[i] = e4m3_decode((i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF) * scale;
   uint32_t bits[4];
+  float sum = 0.0f;  // NaN where an element is
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    uint32_t word = i < 2 ? low : high;
-    float first = e4m3_decode(word >> (16 * (i % 2)) & 0xFF) * scale;
-    float second = e4m3_decode(word >> (16 * (i % 2) + 8) & 0xFF) * scale;
-    bits[i] = (uint32_t)float_bf16(first) | (uint32_t)float_bf16(second) << 16;
+    bits[i] = pack_bf16(y[2 * i], y[2 * i + 1]);
+    sum += y[2 * i] + y[2 * i + 1];
+  }
+  if (sum != sum) {  // the NaNs have to be BF16_NAN, which the instruction's are not
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      bits[i] = (uint32_t)float_bf16(y[2 * i]) | (uint32_t)float_bf16(y[2 * i + 1]) << 16;
   }
   return make_uint4(bits[0], bits[1], bits[2], bits[3]);
 }
