@@ -76,6 +76,7 @@ class _Row:
     claim: Claim | None = None
     replaying: Claim | None = None
     counted: bool = False
+    probed: int = 0  # keys that the store was asked for
 
 
 class PrefixPlanner:
@@ -219,8 +220,8 @@ class PrefixPlanner:
         table.first_output[row] = resume.first_output
 
     def _find(self, state: _Row, num_tokens: int) -> Claim | None:
-        if self.probe is not None:
-            self._adopt(state.keys)
+        if self.probe is not None and state.probed < len(state.keys):
+            self._adopt(state)
         for blocks in list(self.index.boundaries(state.keys)):
             resume = self.rule.resume(blocks * self.block_size, num_tokens)
             if resume is None:
@@ -235,9 +236,12 @@ class PrefixPlanner:
             self.index.drop(Entry(RINGS, key))
         return None
 
-    def _adopt(self, keys: list[bytes]) -> None:
-        """Enters the longest prefix that the store has from elsewhere."""
-        for blocks in range(len(keys), 0, -1):
+    def _adopt(self, state: _Row) -> None:
+        """Enters the longest prefix that the store has from elsewhere; each key is asked for once a
+        request, since a store may be a network away."""
+        keys, asked = state.keys, state.probed
+        state.probed = len(keys)
+        for blocks in range(len(keys), asked, -1):
             if blocks % self.interval:
                 continue
             if Entry(RINGS, keys[blocks - 1]) in self.index:

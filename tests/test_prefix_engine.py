@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from prefix_story import Run, block, cached, continued, errors, tiny_alone
+from store_cases import RedisServer, redis_problem
 
 import ringslab as rs
 from ringslab.engine.prefix_cache import snapshot_bytes
@@ -241,3 +242,36 @@ def test_device_bytes_are_stated():
         for contract in ("none", "exact", "full")
     }
     assert sizes == {"none": 0, "exact": 16 * 1_415_040, "full": 16 * 3_042_336}
+
+
+@pytest.mark.skipif(bool(redis_problem()), reason=str(redis_problem()))
+def test_a_shared_server_that_goes_away(tmp_path):
+    """Two engines share prefixes through Redis. With the server gone a request starts at 0 and its
+    outputs are right; after it is back, what is stored anew is found. An eviction of one engine's
+    index removes nothing that the other uses."""
+    server = RedisServer(tmp_path)
+    try:
+        settings = ("full", f"prefix.store='{server.url}'", "prefix.budget_bytes=7000")
+        with cached(*settings) as one, cached(*settings) as two:
+            runs = {"one": Run(one), "two": Run(two)}
+
+            def ask(engine, id, tail):
+                run = runs[engine]
+                run.submit(id, prompt_of(1, 2, 3, tail=tail), 0)
+                run.run()
+                assert max(errors(run, id).values()) <= 1
+                return run.first_outputs[id][0]
+
+            assert ask("one", "a", 1) == 0
+            assert len(one.prefix.index) == 1  # of three that were stored
+            assert ask("two", "b", 2) == 24
+            server.stop()
+            with pytest.warns(RuntimeWarning, match="gives misses until this is over"):
+                assert ask("two", "c", 3) == 0
+            assert two.prefix.planner.counters.failed_reads == 1
+            assert two.prefix.counters.refused > 0
+            server.start()
+            found = [ask("one", f"d{turn}", turn % 7) for turn in range(40)]
+            assert found[-1] == 24
+    finally:
+        server.stop()
