@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_cases import BF16, FP16, Case, case_inputs, check_attention
+from attention_cases import FP16, Case, case_inputs, check_attention
 from host_build import build_library
 
 from ringslab.rawkernels.cuda import window_attention_sm90 as launcher
-from ringslab.rawkernels.device.module import build_kernel
-from ringslab.rawkernels.device.nvrtc import parse_resources
 
 CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
@@ -103,7 +101,8 @@ BAND = (
 )
 STREAM = (
     Case("d128_ratio_4", ((40, 40), (1, 140), (35, 300)), 200, 4, 1, 128, sink=True),
-    Case("causal", ((35, 260),), None, 4, 1, 128),
+    Case("causal", ((35, 260), (20, 180)), None, 4, 1, 128),
+    Case("narrow_newest_tile", ((40, 300), (3, 160)), 150, 4, 1, 128),
     Case("d64_ratio_8", ((20, 150), (5, 5), (0, 3), (4, 0)), 130, 8, 1, 64),
     Case("sink_tokens", ((20, 300), (20, 20)), 100, 4, 1, 64, sink_tokens=130, sink=True),
     Case("few_sink_tokens", ((20, 300),), 40, 8, 2, 64, sink_tokens=4),

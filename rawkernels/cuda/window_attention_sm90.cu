@@ -13,172 +13,13 @@
 // the softmax between them.
 #include "hopper.cuh"
 #include "window_attention_sm90_params.cuh"
-#include "window_attention_sm90.cuh"
-
-constexpr int TILE_TOKENS = ROW_TOKENS * CONSUMERS;
-constexpr int KEY_SLAB_BYTES = KEY_TILE * SLAB_ROW_BYTES;
-constexpr int KEY_BYTES = NUM_SLABS * KEY_SLAB_BYTES;
-constexpr int QUERY_BYTES = NUM_SLABS * QUERY_SLAB_BYTES;
-constexpr int SCORES = KEY_TILE / 2;
-constexpr int KEY_STEPS = KEY_TILE / 16;
-static_assert(KEY_TILE % 16 == 0 && KEY_TILE <= 256, "steps of products, rows of a box");
-static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65536,
-              "one SM");
-
-// A query tile and its keys.
-struct Item {
-  int token, begin, end, head;    // as RowTokens; `end` 0 behind the last item
-  int position;                   // of the first token, in its sequence
-  int first_key, window_tiles;    // key tiles of the window, first_key the oldest in sight
-  int sink_tiles, sink_end;       // key tiles of keys 0 .. sink_end - 1, ahead of the window
-};
-struct Shared {
-  uint8_t queries[Q_STAGES][CONSUMERS][QUERY_BYTES];
-  uint8_t keys[KV_STAGES][KEY_BYTES];
-  uint8_t values[KV_STAGES][KEY_BYTES];
-  uint8_t stage[CONSUMER_WARPS][OUT_STAGES * STAGE_BYTES];
-  Item items[Q_STAGES];
-  uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
-  uint64_t k_full[KV_STAGES], k_empty[KV_STAGES];
-  uint64_t v_full[KV_STAGES], v_empty[KV_STAGES];
-  uint64_t edge;  // the producer waits for values before it clears some of their rows
-};
-static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for less");
-
-// Steps through a ring of STAGES entries; `phase` counts rounds. An entry is full for the consumers
-// in phase `phase`, and empty for the producer once phase - 1 has been released.
-template <int STAGES>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, phase++;
-  }
-};
-
-// First key of key tile `i` in the order of visits.
-__device__ __forceinline__ int key_of_tile(const Item& item, int i) {
-  return i < item.window_tiles ? item.first_key + (item.window_tiles - 1 - i) * KEY_TILE
-                               : (i - item.window_tiles) * KEY_TILE;
-}
-
-// ---- producer: one warp
-
-__device__ __forceinline__ Item make_item(const Params& p, const Sequence& s, int tile, int group) {
-  Item item;
-  const int before = tokens_before(s, TILE_TOKENS), shift = tile * TILE_TOKENS - before;
-  item.token = s.first_query + shift;
-  item.begin = tile == 0 ? before : 0;
-  item.end = min(TILE_TOKENS, s.num_queries - shift);
-  item.head = group * HEADS;
-  item.position = s.num_keys - s.num_queries + shift;
-  const int end = max(item.position + item.end, 0);  // behind the newest key in sight
-  item.first_key = min(max(item.position - p.window + 1, 0), end);
-  // A tile whose tokens see no key visits one all the same, so that there is one way through.
-  item.window_tiles = max(div_ceil(end - item.first_key, KEY_TILE), 1);
-  item.sink_end = min(p.sink_tokens, item.first_key);
-  item.sink_tiles = div_ceil(item.sink_end, KEY_TILE);
-  return item;
-}
-
-__device__ __forceinline__ void load_values(const Params& p, Shared& shared, const Sequence& s,
-                                            int key, int kv_head, Ring<KV_STAGES>& ring,
-                                            uint32_t& edges, int lane) {
-  const uint32_t full = shared_address(shared.v_full + ring.stage);
-  const uint32_t edge = shared_address(&shared.edge), to = shared_address(shared.values[ring.stage]);
-  barrier_wait_phase(shared_address(shared.v_empty + ring.stage), ring.phase - 1);
-  const int inside = s.num_keys - key;  // rows that are keys of the sequence
-  const bool whole = inside >= KEY_TILE || s.first_key + s.num_keys == p.num_k;
-  if (lane == 0) {
-    barrier_expect(whole ? full : edge, KEY_BYTES);
-#pragma unroll
-    for (int slab = 0; slab < NUM_SLABS; slab++)
-      copy_box(to + slab * KEY_SLAB_BYTES, &p.v_map, slab * SLAB_COLUMNS, kv_head,
-               s.first_key + key, whole ? full : edge);
-  }
-  if (!whole) {
-    barrier_wait_phase(edge, edges++);
-    clear_rows(to, KEY_SLAB_BYTES, max(inside, 0), KEY_TILE, lane);
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(full);
-  }
-  __syncwarp();
-  ring.next();
-}
-
-__device__ __forceinline__ void load_keys(const Params& p, Shared& shared, const Sequence& s,
-                                          int key, int kv_head, Ring<KV_STAGES>& ring, int lane) {
-  const uint32_t full = shared_address(shared.k_full + ring.stage);
-  barrier_wait_phase(shared_address(shared.k_empty + ring.stage), ring.phase - 1);
-  if (lane == 0) {
-    barrier_expect(full, KEY_BYTES);
-#pragma unroll
-    for (int slab = 0; slab < NUM_SLABS; slab++)
-      copy_box(shared_address(shared.keys[ring.stage]) + slab * KEY_SLAB_BYTES, &p.k_map,
-               slab * SLAB_COLUMNS, kv_head, s.first_key + key, full);
-  }
-  ring.next();
-}
-
-// Item `n` of this block, in an order whose ends even out: forth and back through the blocks.
-__device__ __forceinline__ int64_t item_of_block(int n) {
-  const int blocks = gridDim.x, block = blockIdx.x;
-  return int64_t(n) * blocks + (n % 2 == 0 ? block : blocks - 1 - block);
-}
-
-__device__ __forceinline__ void produce(const Params& p, Shared& shared, int lane) {
-  const int tiles = count_tiles(p, TILE_TOKENS, lane), groups = p.num_q_heads / HEADS;
-  Ring<Q_STAGES> queries;
-  Ring<KV_STAGES> keys, values;
-  uint32_t edges = 0;
-#pragma unroll 1
-  for (int n = 0;; n++) {
-    const int64_t index = item_of_block(n);
-    // The last blocks of a round may have none while earlier ones go on.
-    const bool none = index >= int64_t(tiles) * groups;
-    if (none && int64_t(n) * gridDim.x < int64_t(tiles) * groups) continue;
-    barrier_wait_phase(shared_address(shared.q_empty + queries.stage), queries.phase - 1);
-    const uint32_t full = shared_address(shared.q_full + queries.stage);
-    if (none) {
-      if (lane == 0) {
-        shared.items[queries.stage].end = 0;
-        barrier_arrive(full);
-      }
-      return;
-    }
-    // Longest first. With a window, blocks work on all heads of nearby tokens; without one, on one
-    // kv head after the other, whose keys then stay in L2.
-    const int group = static_cast<int>(p.head_major ? index / tiles : index % groups);
-    const int tile = tiles - 1 - static_cast<int>(p.head_major ? index % tiles : index / groups);
-    const int2 place = find_tile(p, tile, TILE_TOKENS, lane);
-    const Sequence s = load_sequence(p, place.x);
-    const Item item = make_item(p, s, place.y, group);
-    const int kv_head = item.head / p.heads_per_kv;
-    if (lane == 0) {
-      shared.items[queries.stage] = item;
-      barrier_expect(full, CONSUMERS * QUERY_BYTES);
-      for (int c = 0; c < CONSUMERS; c++)
-        for (int slab = 0; slab < NUM_SLABS; slab++)
-          copy_box(shared_address(shared.queries[queries.stage][c]) + slab * QUERY_SLAB_BYTES,
-                   &p.q_map, slab * SLAB_COLUMNS, item.head, item.token + c * ROW_TOKENS, full);
-    }
-    queries.next();
-    const int visits = item.window_tiles + item.sink_tiles;
-    load_keys(p, shared, s, key_of_tile(item, 0), kv_head, keys, lane);
-#pragma unroll 1
-    for (int i = 1; i < visits; i++) {
-      load_keys(p, shared, s, key_of_tile(item, i), kv_head, keys, lane);
-      load_values(p, shared, s, key_of_tile(item, i - 1), kv_head, values, edges, lane);
-    }
-    load_values(p, shared, s, key_of_tile(item, visits - 1), kv_head, values, edges, lane);
-  }
-}
+#include "window_attention_sm90_items.cuh"
 
 // ---- consumers: a warpgroup each
 
 // The keys of a tile that a row does not see become -inf.
-__device__ __forceinline__ void mask_scores(const Params& p, float (&s)[SCORES], const Item& item,
+template <int N>
+__device__ __forceinline__ void mask_scores(const Params& p, float (&s)[N], const Item& item,
                                             int visit, int key, int row, int quad) {
   const float none = minus_infinity();
 #pragma unroll
@@ -190,7 +31,7 @@ __device__ __forceinline__ void mask_scores(const Params& p, float (&s)[SCORES],
     const int first = (window ? max(position - p.window + 1, 0) : 0) - key - 2 * quad;
     const int sink = p.sink_tokens - key - 2 * quad;
 #pragma unroll
-    for (int j = 0; j < SCORES / 4; j++) {
+    for (int j = 0; j < N / 4; j++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int column = 8 * j + e;
@@ -206,26 +47,26 @@ struct Softmax {
   float largest[2], sum[2];
 };
 
-// Scores to weights; returns what earlier sums and outputs are to be multiplied by.
-template <bool FIRST>
-__device__ __forceinline__ float2 weigh(float (&s)[SCORES], Softmax& state, float scale_log2) {
+// Scores to weights; returns what earlier outputs are to be multiplied by.
+template <int N>
+__device__ __forceinline__ float2 weigh(float (&s)[N], Softmax& state, float scale_log2) {
   float factor[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     float largest[2] = {s[2 * i], s[2 * i + 1]};
 #pragma unroll
-    for (int j = 1; j < SCORES / 4; j++)
+    for (int j = 1; j < N / 4; j++)
 #pragma unroll
       for (int e = 0; e < 2; e++) largest[e] = fmaxf(largest[e], s[4 * j + 2 * i + e]);
-    float now = quad_max(fmaxf(largest[0], largest[1]));
-    if (!FIRST) now = fmaxf(now, state.largest[i]);
+    const float now =
+        fmaxf(quad_max(fmaxf(largest[0], largest[1])), state.largest[i]);
     // Without a visible key so far the base is 0: all weights are then 0.
     const float base = now == minus_infinity() ? 0.0f : now * scale_log2;
-    factor[i] = FIRST ? 0.0f : exp2_approx(fmaf(state.largest[i], scale_log2, -base));
+    factor[i] = exp2_approx(fmaf(state.largest[i], scale_log2, -base));
     state.largest[i] = now;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int j = 0; j < SCORES / 4; j++) {
+    for (int j = 0; j < N / 4; j++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         float& score = s[4 * j + 2 * i + e];
@@ -233,28 +74,30 @@ __device__ __forceinline__ float2 weigh(float (&s)[SCORES], Softmax& state, floa
         sum[e] += score;
       }
     }
-    state.sum[i] = FIRST ? sum[0] + sum[1] : fmaf(state.sum[i], factor[i], sum[0] + sum[1]);
+    state.sum[i] = fmaf(state.sum[i], factor[i], sum[0] + sum[1]);
   }
   return make_float2(factor[0], factor[1]);
 }
-__device__ __forceinline__ void pack_weights(uint32_t (&weights)[SCORES / 2],
-                                             const float (&s)[SCORES]) {
+template <int N>
+__device__ __forceinline__ void pack_weights(uint32_t (&weights)[N / 2], const float (&s)[N]) {
 #pragma unroll
-  for (int i = 0; i < SCORES / 2; i++) weights[i] = pack_operands(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < N / 2; i++) weights[i] = pack_operands(s[2 * i], s[2 * i + 1]);
 }
 
-__device__ __forceinline__ void issue_scores(float (&s)[SCORES], uint32_t queries, uint32_t keys) {
+// Of the first 2 N keys of a tile.
+template <int N>
+__device__ __forceinline__ void issue_scores(float (&s)[N], uint32_t queries, uint32_t keys) {
 #pragma unroll
   for (int i = 0; i < DIM_STEPS; i++)
     product_keys(s, queries + descriptor_step(column_offset(i, QUERY_SLAB_BYTES)),
                  keys + descriptor_step(column_offset(i, KEY_SLAB_BYTES)), i != 0);
   products_commit();
 }
-__device__ __forceinline__ void issue_outputs(float (&o)[OUT_REGISTERS],
-                                              const uint32_t (&w)[SCORES / 2], uint32_t values,
-                                              int add) {
+template <int N>
+__device__ __forceinline__ void issue_outputs(float (&o)[OUT_REGISTERS], const uint32_t (&w)[N],
+                                              uint32_t values, int add) {
 #pragma unroll
-  for (int i = 0; i < KEY_STEPS; i++)
+  for (int i = 0; i < N / 4; i++)
     product_values(o, w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3],
                    values + i * descriptor_step(16 * SLAB_ROW_BYTES), i == 0 ? add : 1);
   products_commit();
@@ -269,6 +112,45 @@ __device__ __forceinline__ void wait_turn(int consumer) {
 __device__ __forceinline__ void pass_turn(int consumer) {
 #if TAKE_TURNS
   named_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP_THREADS);
+#endif
+}
+
+__device__ __forceinline__ void scale_outputs(float (&o)[OUT_REGISTERS], float2 factor) {
+#pragma unroll
+  for (int i = 0; i < OUT_REGISTERS; i++) o[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
+}
+
+// An item's first key tile where NARROW_TILE of its keys are in sight at most; the outputs start
+// with it. Keys behind those would add zeros, so it makes no difference to a bit.
+__device__ __forceinline__ void narrow_tile(const Params& p, Shared& shared, const Item& item,
+                                            uint32_t queries, Softmax& state,
+                                            float (&o)[OUT_REGISTERS], Ring<KV_STAGES>& keys,
+                                            Ring<KV_STAGES>& values, int consumer, int tid) {
+#if NARROW_TILE
+  float s[NARROW_TILE / 2];
+  uint32_t weights[NARROW_TILE / 4];
+  barrier_wait_phase(shared_address(shared.k_full + keys.stage), keys.phase);
+  products_begin();
+  issue_scores(s, queries, descriptor(shared_address(shared.keys[keys.stage])));
+  products_wait<0>();
+  products_ready(s);
+  warp_barrier();
+  if (tid % 32 == 0) barrier_arrive(shared_address(shared.k_empty + keys.stage));
+  keys.next();
+  soften(s, p.pre_scale);
+  mask_scores(p, s, item, 0, key_of_tile(item, 0), consumer * ROW_TILE + row_of_thread(tid),
+              tid % 4);
+  weigh(s, state, p.scale_log2);
+  pack_weights(weights, s);
+  barrier_wait_phase(shared_address(shared.v_full + values.stage), values.phase);
+  products_begin();
+  issue_outputs(o, weights, descriptor(shared_address(shared.values[values.stage]), KEY_SLAB_BYTES),
+                0);
+  products_wait<0>();
+  products_ready(o);
+  warp_barrier();
+  if (tid % 32 == 0) barrier_arrive(shared_address(shared.v_empty + values.stage));
+  values.next();
 #endif
 }
 
@@ -289,9 +171,13 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     const int full_end = item.position + 1, full_begin = item.position + item.end - p.window;
     float s[SCORES], o[OUT_REGISTERS];
     uint32_t weights[SCORES / 2];
-    Softmax state;
+    Softmax state = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
+    // The newest key tile is often seen in a small part only, and has a way of its own then.
+    const bool narrow = NARROW_TILE > 0 && item.newest_keys <= NARROW_TILE && visits > 1;
+    if (narrow) narrow_tile(p, shared, item, queries, state, o, key_ring, value_ring, consumer, tid);
 
-    int key = key_of_tile(item, 0);
+    const int first_visit = narrow ? 1 : 0;
+    int key = key_of_tile(item, first_visit);
     barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
     wait_turn(consumer);
     products_begin();
@@ -303,13 +189,15 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     if (lane == 0) barrier_arrive(shared_address(shared.k_empty + key_ring.stage));
     key_ring.next();
     soften(s, p.pre_scale);
-    if (key + KEY_TILE > full_end || key < full_begin) mask_scores(p, s, item, 0, key, row, quad);
-    weigh<true>(s, state, p.scale_log2);
+    if (key + KEY_TILE > full_end || key < full_begin)
+      mask_scores(p, s, item, first_visit, key, row, quad);
+    const float2 first_factor = weigh(s, state, p.scale_log2);
+    if (narrow) scale_outputs(o, first_factor);
     pack_weights(weights, s);
     barrier_wait_phase(shared_address(shared.v_full + value_ring.stage), value_ring.phase);
 
 #pragma unroll 1
-    for (int i = 1; i < visits; i++) {
+    for (int i = first_visit + 1; i < visits; i++) {
       key = key_of_tile(item, i);
       barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
       wait_turn(consumer);
@@ -327,7 +215,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
       soften(s, p.pre_scale);
       if (key + KEY_TILE > full_end || key < full_begin)
         mask_scores(p, s, item, i, key, row, quad);
-      const float2 factor = weigh<false>(s, state, p.scale_log2);
+      const float2 factor = weigh(s, state, p.scale_log2);
       // The values of these weights: they are waited for here, in front of the wait for products,
       // as the assembler does not move that one across a loop. It would run ahead of the softmax.
       products_ready(s);
@@ -339,8 +227,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
       warp_barrier();
       if (lane == 0) barrier_arrive(shared_address(shared.v_empty + read));
       pack_weights(weights, s);
-#pragma unroll
-      for (int j = 0; j < OUT_REGISTERS; j++) o[j] *= j / 2 % 2 == 0 ? factor.x : factor.y;
+      scale_outputs(o, factor);
     }
     if (lane == 0) barrier_arrive(shared_address(shared.q_empty + query.stage));
     products_begin();

@@ -110,15 +110,16 @@ def band_macros(shape: Shape) -> MacroItems:
     band = div_ceil(shape.window - 1, CHUNK) + step_chunks
     band = min(chunks for chunks in PIECE_CHUNKS if chunks >= band)
     small = shape.head_dim <= 64
-    consumers, registers = (3, THREE) if small else (2, TWO)
+    wide = step_chunks > 1 and not small  # long bands leave room for two warpgroups' queries
+    consumers, registers = (2, TWO) if wide else (3, THREE)
     return macro_set(
         **_common(shape, consumers, registers),
         WINDOW=shape.window,
         HISTORY_CHUNKS=band - step_chunks,
         PIECE_CHUNKS=PIECE_CHUNKS[band],
-        AHEAD_CHUNKS=8 if small else (4 if step_chunks == 4 else 6),
-        Q_STAGES=9 if small else 4,
-        OUT_STAGES=1 if small or step_chunks > 1 else 2,
+        AHEAD_CHUNKS=8 if small else (6 if step_chunks == 2 else 4),
+        Q_STAGES=6 if small else (4 if wide else 3),
+        OUT_STAGES=1 if small or wide else 2,
     )
 
 
@@ -128,8 +129,9 @@ def stream_macros(shape: Shape) -> MacroItems:
     small = shape.head_dim <= 64
     return macro_set(
         **_common(shape, 2, TWO),
-        KEY_TILE=128,
-        KV_STAGES=4 if small else 2,
+        KEY_TILE=192 if small else 144,
+        NARROW_TILE=64,
+        KV_STAGES=3 if small else 2,
         Q_STAGES=2,
         OUT_STAGES=1,
         TAKE_TURNS=1,

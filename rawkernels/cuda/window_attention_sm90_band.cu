@@ -242,9 +242,11 @@ __device__ __forceinline__ void scores_of_tile(float (&s)[PIECES][SCORES], uint3
   for (int piece = 0; piece < PIECES; piece++) products_ready(s[piece]);
 }
 
-// Largest score of the thread's two rows; 0 without a visible key: all weights are then 0.
-__device__ __forceinline__ void find_bases(const float (&s)[PIECES][SCORES], float (&base)[2],
-                                           float scale_log2) {
+// Scores to weights, in registers as the A operand of O = P V. One row after the other, so that the
+// second one's comparisons run under the first one's exponentials.
+__device__ __forceinline__ void weigh(const float (&s)[PIECES][SCORES],
+                                      uint32_t (&weights)[PIECES][SCORES / 2], float (&base)[2],
+                                      float (&sum)[2], float scale_log2) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     float largest[2] = {minus_infinity(), minus_infinity()};
@@ -256,41 +258,31 @@ __device__ __forceinline__ void find_bases(const float (&s)[PIECES][SCORES], flo
         for (int e = 0; e < 2; e++)
           largest[e] = fmaxf(largest[e], s[piece][4 * j + 2 * i + e]);
     const float most = quad_max(fmaxf(largest[0], largest[1]));
+    // Without a visible key the base is 0: all weights are then 0.
     base[i] = most == minus_infinity() ? 0.0f : most * scale_log2;
-  }
-}
-
-// Scores of a piece to weights, in registers as the A operand of O = P V.
-__device__ __forceinline__ void weigh(const float (&s)[SCORES], uint32_t (&weights)[SCORES / 2],
-                                      const float (&base)[2], float (&sum)[2][2],
-                                      float scale_log2) {
+    float part[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int j = 0; j < SCORES / 4; j++) {
+    for (int piece = 0; piece < PIECES; piece++) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float w[2];
+      for (int j = 0; j < SCORES / 4; j++) {
+        float w[2];
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        w[e] = exp2_approx(fmaf(s[4 * j + 2 * i + e], scale_log2, -base[i]));
-        sum[i][e] += w[e];
+        for (int e = 0; e < 2; e++) {
+          w[e] = exp2_approx(fmaf(s[piece][4 * j + 2 * i + e], scale_log2, -base[i]));
+          part[e] += w[e];
+        }
+        weights[piece][2 * j + i] = pack_operands(w[0], w[1]);
       }
-      weights[2 * j + i] = pack_operands(w[0], w[1]);
     }
+    sum[i] = part[0] + part[1];
   }
 }
 
-// Issues the products after all weights: with each piece's under the exponentials of the next, the
-// kernel is 2 to 7 % slower.
-__device__ __forceinline__ void outputs_of_tile(float (&o)[OUT_REGISTERS],
-                                                const float (&s)[PIECES][SCORES],
-                                                const float (&base)[2], float (&sum)[2],
-                                                float scale_log2, uint32_t values,
-                                                int first_slot) {
-  uint32_t weights[PIECES][SCORES / 2];
-  float parts[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-#pragma unroll
-  for (int piece = 0; piece < PIECES; piece++)
-    weigh(s[piece], weights[piece], base, parts, scale_log2);
+// Not piece by piece, with the products of each under the exponentials of the next: that was 2 to
+// 7 % slower on an H200.
+__device__ __forceinline__ void issue_outputs(float (&o)[OUT_REGISTERS],
+                                              const uint32_t (&weights)[PIECES][SCORES / 2],
+                                              uint32_t values, int first_slot) {
   products_begin();
 #pragma unroll
   for (int c = 0; c < BAND_CHUNKS; c++) {
@@ -299,8 +291,6 @@ __device__ __forceinline__ void outputs_of_tile(float (&o)[OUT_REGISTERS],
                    values + ring_slot(first_slot + c) * descriptor_step(CHUNK_SLAB_BYTES), c != 0);
   }
   products_commit();
-  sum[0] = parts[0][0] + parts[0][1];
-  sum[1] = parts[1][0] + parts[1][1];
 }
 
 __device__ __forceinline__ void consume(const Params& p, Shared& shared, int consumer, int tid) {
@@ -332,10 +322,11 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     else mask_scores<false>(s, tile, opaque(tid));
     const Sinks sinks = load_sinks(p, tile.tokens.head, opaque(tid));
     float base[2], sum[2], o[OUT_REGISTERS];
-    find_bases(s, base, p.scale_log2);
-    outputs_of_tile(o, s, base, sum, p.scale_log2,
-                    descriptor(shared_address(shared.values), VALUE_SLAB_BYTES), tile.slot);
-    // Under the last products, too.
+    uint32_t weights[PIECES][SCORES / 2];
+    weigh(s, weights, base, sum, p.scale_log2);
+    issue_outputs(o, weights, descriptor(shared_address(shared.values), VALUE_SLAB_BYTES),
+                  tile.slot);
+    // Under the products.
     const Rows rows = finish_rows(base, sum, sinks);
     store_lse(p, rows, tile.tokens, opaque(tid));
     products_wait<0>();
