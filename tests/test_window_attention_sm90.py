@@ -1,7 +1,9 @@
-"""The Hopper kernels of window_attention without a GPU: the sources themselves, run on the CPU by
-hopper_on_host.hpp, and what the compiler made of them."""
+"""The Hopper kernels of window_attention: the sources themselves, run on the CPU by
+hopper_on_host.hpp, what the compiler made of them, and on a GPU the reference and what must not
+change a bit."""
 
 import ctypes
+import dataclasses
 import functools
 import shutil
 import tempfile
@@ -9,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attention_cases import FP16, Case, case_inputs, check_attention
+from attention_cases import FP16, Case, case_inputs, check_attention, ends_of, run_attention
 from host_build import build_library
 
+from ringslab.layouts.errors import BackendError
 from ringslab.rawkernels.cuda import window_attention_sm90 as launcher
+from ringslab.rawkernels.device.module import build_kernel
+from ringslab.rawkernels.device.nvrtc import compiler_version, parse_resources
 
 CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
 needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
@@ -125,3 +130,104 @@ def test_band_kernel_on_the_host(play, case):
 def test_stream_kernel_on_the_host(play, case):
     """Other windows, causal, first keys that stay visible."""
     play(case)
+
+
+def builds():
+    return [
+        pytest.param(source, macros, id=f"{source.name}-{i}")
+        for source in launcher.KERNELS
+        for i, macros in enumerate(source.macro_sets)
+    ]
+
+
+@pytest.mark.parametrize(("source", "macros"), builds())
+def test_products_overlap_and_nothing_spills(source, macros):
+    """ptxas says when it puts a wait behind every product (C7510 and its like): it does for no
+    build, and no register goes to memory."""
+    try:
+        compiler_version()
+    except BackendError as error:
+        pytest.skip(str(error))
+    log = build_kernel(source, macros, "sm_90a").log
+    assert "serialized" not in log
+    assert parse_resources(log)[source.name].spill_bytes == 0
+
+
+# ---- on a GPU
+
+LENGTHS = ((1, 1), (7, 7), (0, 50), (130, 130), (133, 500), (1, 129), (64, 1064), (5, 3))
+WINDOWS = (1, 2, 63, 64, 100, 128, 129, 1000, None)
+HEADS = {"d128_ratio_4": (8, 2, 128), "d64_ratio_8": (16, 2, 64), "d96_ratio_3": (6, 2, 96)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("name", HEADS)
+def test_windows_within_the_bound(name, window):
+    """Both kernels, ragged batches; outputs poisoned, rows of no sequence NaN."""
+    heads, kv_heads, head_dim = HEADS[name]
+    case = Case(name, LENGTHS, window, heads, kv_heads, head_dim, sink=window != 100)
+    inputs = case_inputs(case)
+    check_attention(
+        "cuda", inputs.arrays, sink=inputs.sink, function=launcher.launch, **case.options
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", BAND + STREAM, ids=str)
+def test_cases_of_the_host_on_a_gpu(case):
+    """What the CPU plays, on the hardware."""
+    inputs = case_inputs(case)
+    check_attention(
+        "cuda", inputs.arrays, sink=inputs.sink, function=launcher.launch, **case.options
+    )
+
+
+def bits_of(case, arrays, sink, **options):
+    function = functools.partial(launcher.launch, **options)
+    return run_attention("cuda", arrays, sink=sink, function=function, **case.options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [100, 128, 300, None])
+def test_bits_follow_from_the_sequence(window):
+    """1, 7 or all thread blocks, twice, give equal bits; a sequence alone has the bits that it has
+    in its batch, also where its neighbours are NaN; and so have its last 50 queries alone."""
+    case = Case("bits", LENGTHS, window, 8, 2, 128, sink=True)
+    inputs = case_inputs(case)
+    out, lse = bits_of(case, inputs.arrays, inputs.sink)
+    for blocks in (1, 7, None):
+        again = bits_of(case, inputs.arrays, inputs.sink, num_blocks=blocks)
+        assert np.array_equal(again[0], out)
+        assert np.array_equal(again[1], lse)
+
+    first_q, end_q = inputs.cu_seqlens_q[4:6]
+    first_k, end_k = inputs.cu_seqlens_k[4:6]
+    rows, keys = slice(first_q, end_q), slice(first_k, end_k)
+    damaged = dataclasses.replace(inputs, q=inputs.q.copy(), k=inputs.k.copy(), v=inputs.v.copy())
+    for array, own in ((damaged.q, rows), (damaged.k, keys), (damaged.v, keys)):
+        kept = array[own].copy()
+        array[:] = np.nan
+        array[own] = kept
+    beside = bits_of(case, damaged.arrays, inputs.sink)
+    assert np.array_equal(beside[0][rows], out[rows])
+
+    for tokens in (end_q - first_q, 50):
+        q = inputs.q[end_q - tokens : end_q].copy()
+        arrays = (q, inputs.k[keys].copy(), inputs.v[keys].copy())
+        ends = (ends_of([tokens]), ends_of([end_k - first_k]))
+        alone = bits_of(case, (*arrays, *ends), inputs.sink)
+        assert np.array_equal(alone[0], out[end_q - tokens : end_q])
+        assert np.array_equal(alone[1], lse[end_q - tokens : end_q])
+
+
+@pytest.mark.gpu
+def test_a_window_as_long_as_the_sequence_is_causal():
+    """W of 300 and more over 300 keys give the bits of no window."""
+    case = Case("causal", ((300, 300),), None, 4, 1, 128)
+    inputs = case_inputs(case)
+    out, lse = bits_of(case, inputs.arrays, None)
+    for window in (300, 301, 2**40):
+        again = bits_of(dataclasses.replace(case, window=window), inputs.arrays, None)
+        assert np.array_equal(again[0], out)
+        assert np.array_equal(again[1], lse)

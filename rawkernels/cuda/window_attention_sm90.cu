@@ -103,15 +103,18 @@ __device__ __forceinline__ void issue_outputs(float (&o)[OUT_REGISTERS], const u
   products_commit();
 }
 
-// A warpgroup issues its products when the one before it has; the ids are 1 .. CONSUMERS.
-__device__ __forceinline__ void wait_turn(int consumer) {
+// A warpgroup issues its products when the one before it has. `turn` counts its own turns; the first
+// warpgroup has the first one without waiting.
+__device__ __forceinline__ void wait_turn(Shared& shared, int consumer, uint32_t turn) {
 #if TAKE_TURNS
-  named_barrier(1 + consumer, 2 * WARPGROUP_THREADS);
+  barrier_wait_phase(shared_address(shared.turns + consumer), consumer == 0 ? turn - 1 : turn);
 #endif
 }
-__device__ __forceinline__ void pass_turn(int consumer) {
+__device__ __forceinline__ void pass_turn(Shared& shared, int consumer, uint32_t& turn, int lane) {
 #if TAKE_TURNS
-  named_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP_THREADS);
+  warp_barrier();
+  if (lane == 0) barrier_arrive(shared_address(shared.turns + (consumer + 1) % CONSUMERS));
+  turn++;
 #endif
 }
 
@@ -159,7 +162,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
   const int row = consumer * ROW_TILE + tid % WARPGROUP_THREADS / 32 * WARP_ROWS + lane / 4;
   Ring<Q_STAGES> query;
   Ring<KV_STAGES> key_ring, value_ring;
-  if (consumer == CONSUMERS - 1) pass_turn(consumer);
+  uint32_t turn = 0;
 #pragma unroll 1
   for (;; query.next()) {
     barrier_wait_phase(shared_address(shared.q_full + query.stage), query.phase);
@@ -179,10 +182,10 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     const int first_visit = narrow ? 1 : 0;
     int key = key_of_tile(item, first_visit);
     barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
-    wait_turn(consumer);
+    wait_turn(shared, consumer, turn);
     products_begin();
     issue_scores(s, queries, descriptor(shared_address(shared.keys[key_ring.stage])));
-    pass_turn(consumer);
+    pass_turn(shared, consumer, turn, lane);
     products_wait<0>();
     products_ready(s);
     warp_barrier();
@@ -200,13 +203,13 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     for (int i = first_visit + 1; i < visits; i++) {
       key = key_of_tile(item, i);
       barrier_wait_phase(shared_address(shared.k_full + key_ring.stage), key_ring.phase);
-      wait_turn(consumer);
+      wait_turn(shared, consumer, turn);
       products_begin();
       issue_scores(s, queries, descriptor(shared_address(shared.keys[key_ring.stage])));
       issue_outputs(o, weights,
                     descriptor(shared_address(shared.values[value_ring.stage]), KEY_SLAB_BYTES),
                     i > 1);
-      pass_turn(consumer);
+      pass_turn(shared, consumer, turn, lane);
       products_wait<1>();
       products_ready(s);
       warp_barrier();
@@ -250,7 +253,6 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     value_ring.next();
     store_rows(p, o, rows, tokens, shared_address(shared.stage[tid / 32]), tid);
   }
-  if (consumer == 0) wait_turn(consumer);  // what the last pass_turn gave; no barrier stays open
   if (lane == 0) wait_stores_done();
 }
 
@@ -275,6 +277,7 @@ window_attention_sm90(const __grid_constant__ Params p) {
       barrier_init(shared_address(shared.k_empty + i), CONSUMER_WARPS);
       barrier_init(shared_address(shared.v_empty + i), CONSUMER_WARPS);
     }
+    for (int i = 0; i < CONSUMERS; i++) barrier_init(shared_address(shared.turns + i), WARPS);
     barrier_init(shared_address(&shared.edge), 1);
     fence_barrier_init();
   }

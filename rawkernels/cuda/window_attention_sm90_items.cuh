@@ -30,6 +30,7 @@ struct Shared {
   uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
   uint64_t k_full[KV_STAGES], k_empty[KV_STAGES];
   uint64_t v_full[KV_STAGES], v_empty[KV_STAGES];
+  uint64_t turns[CONSUMERS];  // to issue products: all warps of the warpgroup before have
   uint64_t edge;  // the producer waits for values before it clears some of their rows
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for less");
