@@ -116,6 +116,17 @@ STREAM = (
 )
 
 
+@pytest.mark.parametrize(
+    ("window", "heads_per_kv", "narrow"),
+    [(1024, 4, 48), (2048, 4, 64), (4096, 4, 0), (launcher.NO_WINDOW, 4, 0), (130, 8, 32)],
+)
+def test_narrow_tile(window, heads_per_kv, narrow):
+    """32 tokens of 4 heads see 1,055 keys of a window of 1,024: 7 tiles of 144 and 47 more; of
+    2,048, 63 more; of 4,096, 95, which is most of a tile."""
+    shape = launcher.Shape(128, False, heads_per_kv, window, False, False)
+    assert dict(launcher.stream_macros(shape))["NARROW_TILE"] == narrow
+
+
 @needs_gxx
 @pytest.mark.parametrize("case", BAND, ids=str)
 def test_band_kernel_on_the_host(play, case):

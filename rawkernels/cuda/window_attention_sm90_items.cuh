@@ -138,8 +138,8 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared, int lan
       }
       return;
     }
-    // Longest first. With a window, blocks work on all heads of nearby tokens; without one, on one
-    // kv head after the other, whose keys then stay in L2.
+    // Longest first. Blocks work on all heads of nearby tokens; without a window, and where a head has
+    // tiles enough, on one head after the other, whose keys then stay in L2.
     const int group = static_cast<int>(p.head_major ? index / tiles : index % groups);
     const int tile = tiles - 1 - static_cast<int>(p.head_major ? index % tiles : index / groups);
     const int2 place = find_tile(p, tile, TILE_TOKENS, lane);
