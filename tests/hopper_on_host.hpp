@@ -201,7 +201,8 @@ inline void move_head_box(const TensorMap& map, int x, int y, int z, uint32_t sh
   for (uint32_t at = 0; at < box_bytes(map); at += 16) {
     const long row = at / BOX_ROW_BYTES, column = x + at % BOX_ROW_BYTES / 2;
     const long head = y + row % box_heads, token = z + row / box_heads;
-    const bool inside = column < columns && head < heads && token >= 0 && token < long(map.words[3]);
+    const bool inside =
+        column < columns && head < heads && token >= 0 && token < long(map.words[3]);
     uint8_t* global = reinterpret_cast<uint8_t*>(map.words[0]);
     global += ((token * heads + head) * columns + column) * 2;
     uint8_t* local = shared_at(swizzled(shared + at), 16);
@@ -304,8 +305,8 @@ inline void compute(const Product& o, int warp) {
   for (int k = 0; k < 16; k++) {
     for (int m = 0; m < 16; m++)
       a[m][k] = o.a_shared ? shared_operand(rows + m * BOX_ROW_BYTES + 2 * k)
-                           : operand_float(uint16_t(o.a[m % 8 * 4 + k % 8 / 2][m / 8 + 2 * (k / 8)] >>
-                                              16 * (k % 2)));
+                           : operand_float(uint16_t(
+                                 o.a[m % 8 * 4 + k % 8 / 2][m / 8 + 2 * (k / 8)] >> 16 * (k % 2)));
     for (int n = 0; n < o.columns; n++)
       b[k][n] = shared_operand(o.rows_are_keys
                                 ? slab + n / 64 * next_slab + k * BOX_ROW_BYTES + n % 64 * 2

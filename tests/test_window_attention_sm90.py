@@ -103,6 +103,7 @@ BAND = (
     Case("ratio_16", ((9, 30),), 2, 16, 1, 64),
     Case("window_1", ((20, 20), (20, 10)), 1, 4, 1, 128, sink=True),
     Case("two_kv_heads", ((20, 20),), 16, 8, 2, 128),
+    Case("70_sequences", tuple((i % 4, 5 + i % 7) for i in range(70)), 6, 16, 1, 64),
 )
 STREAM = (
     Case("d128_ratio_4", ((40, 40), (1, 140), (35, 300)), 200, 4, 1, 128, sink=True),
@@ -110,6 +111,7 @@ STREAM = (
     Case("narrow_newest_tile", ((40, 300), (3, 160)), 150, 4, 1, 128),
     Case("d64_ratio_8", ((20, 150), (5, 5), (0, 3), (4, 0)), 130, 8, 1, 64),
     Case("sink_tokens", ((20, 300), (20, 20)), 100, 4, 1, 64, sink_tokens=130, sink=True),
+    Case("40_sequences", tuple((i % 3, 5 + i % 7) for i in range(40)), None, 16, 1, 64),
     Case("few_sink_tokens", ((20, 300),), 40, 8, 2, 64, sink_tokens=4),
     Case("ratio_1_fp16", ((130, 150),), 140, 1, 1, 64, dtype=FP16),
     Case("ratio_3_capped", ((20, 150),), None, 3, 1, 96, softcap=5.0, spread=10.0),

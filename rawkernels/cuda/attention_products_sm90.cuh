@@ -115,8 +115,8 @@ __device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, in
 __device__ __forceinline__ void barrier_wait_phase(uint32_t barrier, uint32_t phase) {
   barrier_wait(barrier, phase & 1);
 }
-// The same number, of which the compiler knows nothing: what follows from it is computed where it is
-// used and not kept in registers across a loop.
+// The same number, of which the compiler knows nothing: what follows from it is computed where it
+// is used and not kept in registers across a loop.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;

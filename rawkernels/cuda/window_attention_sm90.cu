@@ -103,8 +103,8 @@ __device__ __forceinline__ void issue_outputs(float (&o)[OUT_REGISTERS], const u
   products_commit();
 }
 
-// A warpgroup issues its products when the one before it has. `turn` counts its own turns; the first
-// warpgroup has the first one without waiting.
+// A warpgroup issues its products when the one before it has. `turn` counts its own turns; the
+// first warpgroup has the first one without waiting.
 __device__ __forceinline__ void wait_turn(Shared& shared, int consumer, uint32_t turn) {
 #if TAKE_TURNS
   barrier_wait_phase(shared_address(shared.turns + consumer), consumer == 0 ? turn - 1 : turn);
@@ -177,7 +177,8 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     Softmax state = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
     // The newest key tile is often seen in a small part only, and has a way of its own then.
     const bool narrow = NARROW_TILE > 0 && item.newest_keys <= NARROW_TILE && visits > 1;
-    if (narrow) narrow_tile(p, shared, item, queries, state, o, key_ring, value_ring, consumer, tid);
+    if (narrow)
+      narrow_tile(p, shared, item, queries, state, o, key_ring, value_ring, consumer, tid);
 
     const int first_visit = narrow ? 1 : 0;
     int key = key_of_tile(item, first_visit);

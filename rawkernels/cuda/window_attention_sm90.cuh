@@ -2,13 +2,13 @@
 // helpers, how a warp's rows leave. The .cu files include their parameters before this.
 //
 // A row tile is 64 rows of one warpgroup's products: HEADS query heads of one kv head times
-// ROW_TOKENS consecutive tokens, token by token. So all rows of a tile share the keys of few tokens.
+// ROW_TOKENS consecutive tokens, token by token. So all rows of a tile share few tokens' keys.
 // Tiles begin at positions that are multiples of their tokens, so an output's bits follow from its
 // position and the keys, whatever chunk or batch it is computed in.
 #pragma once
 #include "attention_products_sm90.cuh"
 
-static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "steps of products; columns of O in registers");
+static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "steps of products; O in registers");
 static_assert(HEADS >= 1 && HEADS <= 16 && (HEADS & (HEADS - 1)) == 0, "a warp holds whole tokens");
 static_assert(sizeof(Params) == PARAMS_BYTES, "the launcher packs another struct");
 
@@ -102,8 +102,8 @@ __device__ __forceinline__ void soften(float (&s)[N], float pre_scale) {
 #endif
 }
 
-// The tokens of a row tile that exist, and where: row r is token first + r / HEADS, for r / HEADS in
-// begin .. end - 1, and query head head + r % HEADS.
+// The tokens of a row tile that exist, and where: row r is token first + r / HEADS, for r / HEADS
+// in begin .. end - 1, and query head head + r % HEADS.
 struct RowTokens {
   int first, begin, end, head;
   __device__ __forceinline__ bool holds(int token) const { return token >= begin && token < end; }
@@ -153,7 +153,8 @@ __device__ __forceinline__ void store_lse(const Params& p, const Rows& rows, con
 static_assert(OUT_STAGES == 1 || OUT_STAGES >= NUM_SLABS, "one slab at a time, or all at once");
 constexpr int ROUND_SLABS = OUT_STAGES == 1 ? 1 : NUM_SLABS;
 
-// Rows from their stages, where the sequence begins or ends inside the warp's tokens: the others are another's.
+// Rows from their stages, where the sequence begins or ends inside the warp's tokens: the others
+// are another's.
 __device__ __forceinline__ void store_pieces(const Params& p, const RowTokens& t, uint32_t stage,
                                              int first_slab, int first_token, int lane) {
   for (int i = lane; i < WARP_ROWS * 8 * ROUND_SLABS; i += 32) {

@@ -6,10 +6,10 @@
 // needs the same, sink_tokens 0, and WINDOW - 1 <= 16 HISTORY_CHUNKS
 // bound by memory: a row is read and written once, keys and values almost once a kv head
 //
-// A step is STEP_TOKENS tokens of HEADS heads: STEP_TILES row tiles of one warpgroup each. Its keys,
-// the band, are its own tokens' and 16 HISTORY_CHUNKS before them. Keys and values stay in shared
-// memory, in rings of chunks of 16: a step brings STEP_CHUNKS new ones. So softmax needs no second
-// pass, and only the oldest and the newest columns of the band a mask.
+// A step is STEP_TOKENS tokens of HEADS heads: STEP_TILES row tiles of one warpgroup each. Its
+// keys, the band, are its own tokens' and 16 HISTORY_CHUNKS before them. Keys and values stay in
+// shared memory, in rings of chunks of 16: a step brings STEP_CHUNKS new ones. So softmax needs no
+// second pass, and only the oldest and the newest columns of the band a mask.
 //
 // S takes the band in pieces of PIECE_CHUNKS chunks. A piece must not wrap in the ring of keys, so
 // its first PIECE_CHUNKS - 1 chunks are there a second time behind its end.

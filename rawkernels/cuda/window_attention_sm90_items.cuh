@@ -76,7 +76,8 @@ __device__ __forceinline__ void load_values(const Params& p, Shared& shared, con
                                             int key, int kv_head, Ring<KV_STAGES>& ring,
                                             uint32_t& edges, int lane) {
   const uint32_t full = shared_address(shared.v_full + ring.stage);
-  const uint32_t edge = shared_address(&shared.edge), to = shared_address(shared.values[ring.stage]);
+  const uint32_t edge = shared_address(&shared.edge);
+  const uint32_t to = shared_address(shared.values[ring.stage]);
   barrier_wait_phase(shared_address(shared.v_empty + ring.stage), ring.phase - 1);
   const int inside = s.num_keys - key;  // rows that are keys of the sequence
   const bool whole = inside >= KEY_TILE || s.first_key + s.num_keys == p.num_k;
@@ -138,8 +139,8 @@ __device__ __forceinline__ void produce(const Params& p, Shared& shared, int lan
       }
       return;
     }
-    // Longest first. Blocks work on all heads of nearby tokens; without a window, and where a head has
-    // tiles enough, on one head after the other, whose keys then stay in L2.
+    // Longest first. Blocks work on all heads of nearby tokens; without a window, and where a head
+    // has tiles enough, on one head after the other, whose keys then stay in L2.
     const int group = static_cast<int>(p.head_major ? index / tiles : index % groups);
     const int tile = tiles - 1 - static_cast<int>(p.head_major ? index % tiles : index / groups);
     const int2 place = find_tile(p, tile, TILE_TOKENS, lane);
