@@ -145,6 +145,32 @@ def test_stream_kernel_on_the_host(play, case):
     play(case)
 
 
+@needs_gxx
+@pytest.mark.parametrize(("heads", "head_dim"), [(4, 128), (8, 64)])
+def test_the_kernels_agree_where_both_see_all_keys(play, heads, head_dim):
+    """110 keys: W = 128 by the band kernel and no window by the other one, bit for bit, as both sum
+    keys in order from a multiple of 16."""
+    case = Case("short", ((30, 110),), 128, heads, 1, head_dim, sink=True)
+    band = play(case)
+    causal = play(dataclasses.replace(case, window=None))
+    assert np.array_equal(band[0], causal[0])
+    assert np.array_equal(band[1], causal[1])
+
+
+@needs_gxx
+def test_chunks_have_the_bits_of_the_whole_on_the_host(play):
+    """The last 37 of 90 queries alone, at a position inside a tile: the whole's bits, whichever
+    thread block has them."""
+    case = Case("whole", ((90, 170),), 150, 4, 1, 64)
+    inputs = case_inputs(case)
+    whole = play(case)
+    arrays = (inputs.q[-37:].copy(), inputs.k, inputs.v, ends_of([37]), inputs.cu_seqlens_k)
+    function = functools.partial(launcher.launch, num_blocks=1)
+    out, lse = run_attention("cpu", arrays, function=function, **case.options)
+    assert np.array_equal(out, whole[0][-37:])
+    assert np.array_equal(lse, whole[1][-37:])
+
+
 def builds():
     return [
         pytest.param(source, macros, id=f"{source.name}-{i}")
