@@ -16,6 +16,8 @@ from .errors import ArgumentError
 from .rings import MAX_POSITION
 from .sizes import div_ceil, is_count
 
+MAX_QUERY_TILES = 1 << 20  # they are counted one by one: some seconds
+
 
 @dataclass(frozen=True)
 class TileRange:
@@ -64,11 +66,17 @@ def count_tiles(
 
     `count_tiles(1000, 1000, window=128, block_m=64, block_n=64)` is 15 full and 30 partial. EMPTY
     is 0 for every shape: the loop bounds leave out what is masked whole. Raises ArgumentError for
-    a window or a tile size below 1, a negative length, or what is no integer.
+    a window or a tile size below 1, a negative length, a number past 2^31 - 1, more than 2^20 query
+    tiles, or what is no integer.
     """
     _check_shape(seqlen_q, seqlen_k, window, sink_tokens)
     _check_count("block_m", block_m, 1)
     _check_count("block_n", block_n, 1)
+    if div_ceil(seqlen_q, block_m) > MAX_QUERY_TILES:
+        raise ArgumentError(
+            f"count_tiles: seqlen_q={seqlen_q} in tiles of block_m={block_m} are more than "
+            f"{MAX_QUERY_TILES} query tiles"
+        )
     full = visited = seen = 0
     for first in range(0, seqlen_q, block_m):
         last = min(first + block_m, seqlen_q) - 1

@@ -173,3 +173,12 @@ def test_wrong_numbers_are_named(name, value):
         rs.count_tiles(8, 8, **shape)
     with pytest.raises(rs.errors.ArgumentError, match="seqlen_q=-1"):
         rs.count_tiles(-1, 8, window=4, block_m=8, block_n=8)
+
+
+def test_what_would_take_forever_is_refused():
+    """A length past the last position, and 2^20 + 1 query tiles; 1,024 large ones are counted."""
+    with pytest.raises(rs.errors.ArgumentError, match="seqlen_k=4611686018427387904 but must be"):
+        rs.count_tiles(8, 2**62, window=4, block_m=8, block_n=8)
+    with pytest.raises(rs.errors.ArgumentError, match="more than 1048576 query tiles"):
+        rs.count_tiles(2**20 + 1, 2**30, window=4, block_m=1, block_n=8)
+    assert rs.count_tiles(2**20, 2**20, window=1, block_m=2**10, block_n=2**10).visited == 2**10
