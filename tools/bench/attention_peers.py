@@ -206,6 +206,7 @@ def jax_cudnn(torch: Any, place: Place, work: Work, num_seqs: int) -> Peer:
     """jax.nn.dot_product_attention on cuDNN, [num_seqs, length, heads, head_dim]."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU's memory is ours too
     import jax
+    from jax import dlpack
     from jax import numpy as jnp
 
     layer, window = work.parts["layer"], work.parts["window"]
@@ -218,7 +219,7 @@ def jax_cudnn(torch: Any, place: Place, work: Work, num_seqs: int) -> Peer:
         )
 
     def tensor(array: Any) -> Any:
-        bits = jax.dlpack.from_dlpack(array.reshape(num_seqs, -1, *array.shape[1:]))
+        bits = dlpack.from_dlpack(array.reshape(num_seqs, -1, *array.shape[1:]))
         return jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
 
     sets = [tuple(tensor(x) for x in arrays) for arrays in work.parts["inputs"]]
