@@ -1,46 +1,27 @@
 """paged_decode without a GPU: the CUDA source run on the CPU by gqa_on_host.hpp."""
 
-import ctypes
-
 import numpy as np
 import pytest
 from gqa_cases import LAYER, PagedCase
 from helpers import Guarded
-from test_window_decode_gqa import host_kernel, needs_gxx
+from test_window_decode_gqa import needs_gxx, on_host
 
 from ringslab.rawkernels.cuda import paged_decode as launcher
-from ringslab.rawkernels.cuda.gqa_shapes import Cut, block_threads, gqa_macros, state_words
-from ringslab.rawkernels.paged_checks import PagedAccess
+from ringslab.rawkernels.cuda.gqa_shapes import Cut
 
 pytestmark = needs_gxx
 
 
 def play(monkeypatch, case, cut, *, run=1, seed=0, **options):
-    """out and lse of a case, played with this cut; guarded, poisoned outputs."""
+    """out and lse of a case by the launcher, played with this cut; guarded, poisoned outputs."""
     out = Guarded(case.q.shape, np.uint16, "cpu")
     lse = Guarded(case.q.shape[:2], np.float32, "cpu")
-    monkeypatch.setattr(launcher, "device_pointer", lambda x: 0 if x is None else x.ctypes.data)
-    kept = [None, None]
-
-    def workspace(fmt, cut, units, parts, stream):
-        floats = units * cut.heads * parts * state_words(fmt.head_dim, cut.row_tiles) * 32
-        kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
-        return tuple(kept)
-
-    monkeypatch.setattr(launcher, "split_workspace", workspace)
-    layout, part = case.layout, case.layout.layer(LAYER)
-    blocks = layout.check_pool(case.pool)
-    access = PagedAccess(case.fmt, layout.block_size, layout.block_bytes, part.offset, blocks)
-    max_length = case.tables.shape[1] * layout.block_size
-    softcap = options.pop("softcap", 0.0)
-    blocks, params = launcher.pack_params(
-        case.q, case.pool, case.tables, case.seq_ids, case.positions, out.array, lse.array, access,
-        options["softmax_scale"], softcap, case.sink, cut, run, max_length, None,
-    )  # fmt: skip
-    kernel = host_kernel(
-        launcher.PAGED_DECODE, gqa_macros(case.fmt, cut, max_length, softcap != 0.0)
+    kept = on_host(monkeypatch, launcher, seed)
+    arrays = (case.q, case.pool, case.layout, LAYER, case.tables, case.seq_ids, case.positions)
+    launcher.paged_decode(
+        *arrays, out.array, lse.array, sink=case.sink, cut=cut, run=run, **options
     )
-    kernel(ctypes.c_void_p(params.ctypes.data), blocks, block_threads(cut), seed)
+    assert not kept[1].any()  # counters are 0 again
     return out.host(), lse.host()
 
 

@@ -17,9 +17,7 @@ from ringslab.layouts.sizes import div_ceil
 from ringslab.rawkernels.cuda import window_decode_gqa as launcher
 from ringslab.rawkernels.cuda.gqa_shapes import (
     Cut,
-    block_threads,
     choose_cut,
-    gqa_macros,
     shared_bytes,
     state_words,
 )
@@ -53,42 +51,68 @@ def host_kernel(source, macros):
         return build_library(place, "shim.cpp", macros, "-O1", "-std=c++20", "-w").run
 
 
-def play(monkeypatch, case, cut, *, seed=0, **options):
-    """out and lse of a case, played with this cut; guarded, poisoned outputs."""
-    out = Guarded(case.q.shape, np.uint16, "cpu")
-    lse = Guarded(case.q.shape[:2], np.float32, "cpu")
-    access = ring_access("test", case.layout, LAYER)
-    monkeypatch.setattr(launcher, "device_pointer", lambda x: 0 if x is None else x.ctypes.data)
+class HostKernel:
+    """What `get_kernel` returns here."""
 
-    kept = [None, None]
+    def __init__(self, source, macros):
+        self.entry = host_kernel(source, macros)
+
+    def launch(self, grid, block, params, stream=None):
+        given = dict(HostKernel.macros)
+        assert block == (32 * (given["HEADS"] + given["FETCHERS"]),)
+        self.entry(ctypes.c_void_p(params.ctypes.data), *grid, *block, HostKernel.seed)
+
+
+def on_host(monkeypatch, module, seed):
+    """Lets a launcher take NumPy arrays. Returns the list that keeps its workspace."""
+    kept = [np.zeros(1, np.float32), np.zeros(1, np.uint32)]
 
     def workspace(fmt, cut, units, parts, stream):
         floats = units * cut.heads * parts * state_words(fmt.head_dim, cut.row_tiles) * 32
         kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
         return tuple(kept)
 
-    monkeypatch.setattr(launcher, "split_workspace", workspace)
+    def get_kernel(source, macros, dynamic_shared_bytes):
+        assert dict(macros)["SHARED_BYTES"] == dynamic_shared_bytes
+        HostKernel.macros, HostKernel.seed = macros, seed
+        return HostKernel(source, macros)
+
+    replaced = {
+        "device_pointer": lambda x: 0 if x is None else x.ctypes.data,
+        "split_workspace": workspace,
+        "get_kernel": get_kernel,
+        "current_arch": lambda device: "sm_80",
+        "current_device": lambda: 0,
+        "check_current_device": lambda *_: None,
+        "check_alignment": lambda *_: None,
+    }
+    for name, value in replaced.items():
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    return kept
+
+
+def play(monkeypatch, case, cut, *, seed=0, **options):
+    """out and lse of a case by the launcher, played with this cut; guarded, poisoned outputs."""
+    out = Guarded(case.q.shape, np.uint16, "cpu")
+    lse = Guarded(case.q.shape[:2], np.float32, "cpu")
+    kept = on_host(monkeypatch, launcher, seed)
+    access = ring_access("test", case.layout, LAYER)
     slots = case.slab.size // case.layout.slot_bytes  # exact: whole slots
-    softcap = options.pop("softcap", 0.0)
-    units, params = launcher.pack_params(
-        case.q, case.slab, case.plan, out.array, lse.array, access, slots,
-        options["softmax_scale"], options.get("sink", case.sink), softcap, cut, None,
-    )  # fmt: skip
-    macros = gqa_macros(case.fmt, cut, access.ring_len, softcap != 0)
-    run = host_kernel(launcher.WINDOW_DECODE_GQA, macros)
-    run(ctypes.c_void_p(params.ctypes.data), units * cut.splits, block_threads(cut), seed)
+    arrays = (case.q, case.slab, case.plan, out.array, lse.array, access, slots)
+    launcher.launch(*arrays, sink=case.sink, cut=cut, **options)
     assert not kept[1].any()  # counters are 0 again
     return out.host(), lse.host()
 
 
 CASES = [  # record type, head_dim, KV heads, query heads, cut: every branch of the source
-    ("bf16", 64, 8, 64, Cut(8, 1, 3, True)),
+    ("bf16", 64, 8, 64, Cut(8, 1, 3, True, fetchers=4)),
     ("bf16", 64, 4, 16, Cut(2, 2, 2, True)),
     ("mxfp8", 64, 8, 64, Cut(8, 1, 2, True)),
-    ("mxfp8", 128, 4, 16, Cut(2, 1, 3, True)),
+    ("mxfp8", 128, 4, 16, Cut(2, 1, 3, False, fetchers=2)),
     ("mxfp8", 96, 2, 6, Cut(1, 2, 2, True)),
-    ("mxfp8", 32, 3, 3, Cut(3, 1, 2, False)),
-    ("fp16", 96, 2, 10, Cut(2, 1, 2, False)),
+    ("mxfp8", 32, 3, 3, Cut(3, 1, 2, False, fetchers=2)),
+    ("fp16", 96, 2, 10, Cut(2, 1, 2, False, fetchers=4)),
     ("bf16", 256, 1, 2, Cut(1, 1, 2, False)),
     ("mxfp8", 256, 1, 12, Cut(1, 1, 2, False)),
 ]
@@ -160,7 +184,7 @@ def test_cuts(record_type, num_seqs, head_dim, kv_heads, group):
     fmt = gqa_format(record_type, head_dim, kv_heads)
     for tokens in (1, 3, 8):
         for max_length in (129, 4097, 131_072):
-            cut = choose_cut(fmt, group, tokens, num_seqs, max_length, 132, bulk=True)
+            cut = choose_cut(fmt, group, tokens, num_seqs, max_length, 132, hopper=True)
             assert kv_heads % cut.heads == 0
             assert cut.stages >= 2
             assert shared_bytes(fmt, cut) <= 227 * 1024

@@ -59,8 +59,8 @@ __device__ __forceinline__ int from_first(const Keys& keys, int index) {
 }
 
 // All lanes: lane i has the index of the oldest key, the number of keys from there and of pinned
-// keys of token i of `rows` (0 for none). Writes the block's `table` [ROWS] and returns the keys of all
-// rows together.
+// keys of token i of `rows` (0 for none). Writes the block's `table` [ROWS] and returns the keys of
+// all rows together.
 __device__ __forceinline__ Keys join_keys(RowKeys* table, const Rows& rows, int oldest, int length,
                                           int num_pinned, int ring_len, int pinned) {
   const int lane = threadIdx.x % 32, turning = ring_len - pinned;
@@ -89,7 +89,7 @@ __device__ __forceinline__ Keys join_keys(RowKeys* table, const Rows& rows, int 
 __device__ __forceinline__ Tiles tiles_of_part(const Keys& keys, int part) {
   const int begin = MULTI_PART ? part * PART_TILES : 0;
   const int end = MULTI_PART ? begin + PART_TILES : div_ceil(keys.ring_len, KEY_TILE);
-  const int wrapped = max(keys.first + keys.length - keys.ring_len, 0);  // they begin the ring again
+  const int wrapped = max(keys.first + keys.length - keys.ring_len, 0);  // from `pinned` on
   const int from[3] = {0, keys.pinned, keys.first};
   const int count[3] = {keys.pinned_end, wrapped, keys.length - wrapped};
   Tiles tiles;
@@ -129,8 +129,8 @@ __device__ __forceinline__ bool sees(const RowKeys& row, const Keys& keys, int i
   return index < keys.ring_len && distance < row.length;
 }
 
-// -inf for the keys that a row does not see. index: of the first of 16 keys; lane: keys g and g + 8,
-// rows 2t and 2t + 1.
+// -inf for the keys that a row does not see. index: of the first of 16 keys; lane: keys g and
+// g + 8, rows 2t and 2t + 1.
 __device__ __forceinline__ void mask_keys(float (&s)[ROW_TILES][4], const RowKeys* rows,
                                           const Keys& keys, int index) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;

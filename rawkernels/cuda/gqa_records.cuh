@@ -25,6 +25,9 @@
 #ifndef BULK_COPY
 #error "BULK_COPY: 1 for copies of whole runs where the device has them (sm_90) and COPY_ALIGN 16"
 #endif
+#ifndef FETCHERS
+#error "FETCHERS: warps that fetch records, each every FETCHERS-th key"
+#endif
 #ifndef NUM_STAGES
 #error "NUM_STAGES: tiles of keys in shared memory"
 #endif
@@ -37,6 +40,7 @@ static_assert(RECORD_TYPE != 2 || HEAD_DIM % MX_BLOCK == 0, "scales are of 32 co
 static_assert(NUM_KV_HEADS % HEADS == 0 && HEADS <= 8, "8 warps and one more fit 2 blocks an SM");
 static_assert(COPY_ALIGN >= 1 && COPY_ALIGN <= 16, "no copy moves more than 16 bytes a lane");
 static_assert(16 % COPY_ALIGN == 0, "COPY_ALIGN is a power of two");
+static_assert(FETCHERS == 1 || FETCHERS == 2 || FETCHERS == 4, "they divide a tile's keys");
 static_assert(NUM_STAGES >= 2, "a stage is filled while another is read");
 
 constexpr bool MXFP8 = RECORD_TYPE == 2;
@@ -64,7 +68,7 @@ static_assert(COPY_ALIGN == 16, "bulk copies move multiples of 16 bytes");
 constexpr bool BULK = false;
 #endif
 constexpr bool WHOLE = HEADS == NUM_KV_HEADS && COPY_ALIGN == 16;
-constexpr int FILL_ARRIVALS = BULK ? 1 : 32;  // at the barrier of a filled stage
+constexpr int FILL_ARRIVALS = FETCHERS * (BULK ? 1 : 32);  // at the barrier of a filled stage
 
 // Consecutive bytes of a record, `from` and `to` from its starts. `first_head` of the block.
 struct Run {
@@ -120,10 +124,11 @@ __device__ __forceinline__ void clear_keys(uint32_t stage, bool lost) {
   __syncwarp();
 }
 
-// Fills a stage: all lanes of one warp. Lane i has the address of the record of key i, null for keys
-// that nobody sees; their bytes stay what they are. `filled` is the stage's barrier.
-__device__ __forceinline__ void fill_stage(uint32_t stage, const uint8_t* record, int first_head,
-                                           uint32_t filled) {
+// Fills a stage: all lanes of each fetching warp. Lane i has the address of the record of key i,
+// null for keys that nobody sees, whose bytes stay what they are, and for those of other fetchers.
+// `filled` is the stage's barrier.
+__device__ __forceinline__ void fill_stage(uint32_t stage, const uint8_t* record, int fetcher,
+                                           int first_head, uint32_t filled) {
   const int lane = threadIdx.x % 32;
   if constexpr (BULK) {
     constexpr int BYTES = WHOLE ? RECORD_BYTES : 2 * (VALUES_BYTES + SCALES_BYTES);
@@ -138,7 +143,7 @@ __device__ __forceinline__ void fill_stage(uint32_t stage, const uint8_t* record
     copy_run<3>(to, record, first_head, filled);
   } else {
 #pragma unroll 4
-    for (int key = 0; key < KEY_TILE; key++) {
+    for (int key = fetcher; key < KEY_TILE; key += FETCHERS) {
       const uint8_t* from = shuffle_address(record, key);
       if (from == nullptr) continue;
       const uint32_t to = stage + key * KEY_STRIDE;

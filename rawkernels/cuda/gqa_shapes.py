@@ -15,6 +15,7 @@ from ...layouts.sizes import align_up, div_ceil, div_exact
 from ..arrays import FP16
 from ..device.kernel_source import MacroItems, macro_set
 
+KEY_TILE = 16  # keys of a stage and of a step of the online softmax; decides bits
 RECORD_TYPES = {"bf16": 0, "fp16": 1, "mxfp8": 2}
 MAX_HEAD_DIM = 256
 MAX_BLOCK_HEADS = 8  # KV heads of a thread block, a warp each
@@ -24,21 +25,24 @@ STAGE_BYTES = 36 * 1024  # of 16 keys; above this a block serves fewer heads
 BLOCK_SHARED = 101_000  # two blocks share a multiprocessor of 227 KB; one fits 99 KB of sm_86
 SMALL_BLOCK_SHARED = 52_000  # of blocks of few warps, four of which share a multiprocessor
 LONE_BLOCK_SHARED = 210_000  # of blocks that have a multiprocessor to themselves
-MAX_STAGES = 8
+MAX_STAGES = 12
+FILLED = 0.9  # of the multiprocessors: as good as all of them
 MAX_SPLIT_BYTES = 64 * 2**20  # partial states in flight
+MAX_UNITS = 1 << 16  # counters of blocks that share a sequence; a larger batch is not split
 
 
 @dataclass(frozen=True)
 class Cut:
     """How a layer is cut: KV heads of a block, groups of 8 query rows of a warp, tiles of keys in
     shared memory, whole runs copied at once or 16 bytes a lane, blocks that share a sequence's
-    parts."""
+    parts, warps of a block that fetch records."""
 
     heads: int
     row_tiles: int
     stages: int
     bulk: bool
     splits: int = 1
+    fetchers: int = 1
 
 
 def run_align(fmt: RecordFormat) -> int:
@@ -67,11 +71,6 @@ def max_row_tiles(head_dim: int, num_parts: int) -> int:
     return max(1, min(MAX_ROW_TILES, room // head_dim))  # rounded down
 
 
-def key_tile(head_dim: int) -> int:
-    """Keys of a stage and of a step of the online softmax; decides bits."""
-    return 16
-
-
 def part_keys(max_length: int) -> int:
     """Keys that are summed on their own before parts are merged in order; decides bits. Longer
     lists have longer parts, so that their partial states are no burden."""
@@ -91,43 +90,60 @@ def choose_cut(
     max_length: int,
     multiprocessors: int,
     *,
-    bulk: bool,
+    hopper: bool,
 ) -> Cut:
-    """The cut of a batch of num_seqs sequences of at most max_tokens query tokens each; `bulk`:
-    the device has bulk copies."""
+    """The cut of a batch of num_seqs sequences of at most max_tokens query tokens each."""
     tiles = div_ceil(group * max_tokens, 8)
     num_parts = parts_of(max_length)
     row_tiles = next((n for n in (1, 2, 4) if n >= tiles), MAX_ROW_TILES)
     row_tiles = min(row_tiles, max_row_tiles(fmt.head_dim, num_parts))
     units = num_seqs * div_ceil(tiles, row_tiles)
 
-    sizes = [n for n in range(MAX_BLOCK_HEADS, 0, -1) if fmt.num_kv_heads % n == 0]
-    tile = key_tile(fmt.head_dim)
-    fitting = [n for n in sizes if tile * key_stride(fmt, n) <= STAGE_BYTES] or sizes[-1:]
-    whole = fitting[0] == fmt.num_kv_heads and run_align(fmt) == 16
-    heads = fitting[0]
-    if not (whole and fmt.type == "mxfp8"):  # where runs are short, whole records or nothing
-        # Half of the heads at most, so that more blocks than multiprocessors hide each other's
-        # beginnings and ends.
-        blocks = [n for n in fitting if n <= 4 or n < fmt.num_kv_heads] or fitting[-1:]
-        enough = [n for n in blocks if units * div_exact(fmt.num_kv_heads, n) >= multiprocessors]
-        heads = (enough or blocks)[0]
+    heads = _choose_heads(fmt, units, num_parts, multiprocessors)
     blocks = units * div_exact(fmt.num_kv_heads, heads)
+    # Blocks of 9 warps and more with wide accumulators have a multiprocessor to themselves.
+    wide = row_tiles * fmt.head_dim >= 128
+    slots = multiprocessors if wide and heads > 4 else 2 * multiprocessors
     splits = 1
-    if num_parts > 1 and blocks < multiprocessors:
-        splits = min(num_parts, div_ceil(2 * multiprocessors, max(blocks, 1)))
+    if num_parts > 1 and blocks < FILLED * multiprocessors:
+        splits = max(1, min(num_parts, slots // max(blocks, 1)))  # rounded down: all at once
         partial = blocks * heads * num_parts * 4 * state_words(fmt.head_dim, row_tiles) * 32
-        splits = splits if partial <= MAX_SPLIT_BYTES else 1
-    stage = tile * key_stride(fmt, heads)
-    room = BLOCK_SHARED if blocks * splits > multiprocessors else LONE_BLOCK_SHARED
-    room = room if heads * fmt.head_dim > 256 else SMALL_BLOCK_SHARED
-    stages = max(2, min(MAX_STAGES, room // stage))  # rounded down
-    return Cut(heads, row_tiles, stages, bulk and whole and heads == fitting[0], splits)
+        splits = splits if partial <= MAX_SPLIT_BYTES and blocks <= MAX_UNITS else 1
+
+    # A block alone takes all shared memory and asks for much at once; others share it by two, or
+    # by four where they are small.
+    alone = blocks * splits <= multiprocessors or slots == multiprocessors
+    run_bytes = heads * fmt.head_dim * (1 if fmt.type == "mxfp8" else 2)
+    room = BLOCK_SHARED if wide or run_bytes >= 1024 else SMALL_BLOCK_SHARED
+    if alone and hopper:
+        room = LONE_BLOCK_SHARED
+    fetchers = 4 if alone else 2 if heads > 4 or wide else 1
+    stages = room // (KEY_TILE * key_stride(fmt, heads))  # rounded down
+    whole = heads == fmt.num_kv_heads and run_align(fmt) == 16
+    bulk = hopper and whole
+    return Cut(heads, row_tiles, max(2, min(MAX_STAGES, stages)), bulk, splits, fetchers)
+
+
+def _choose_heads(fmt: RecordFormat, units: int, num_parts: int, multiprocessors: int) -> int:
+    """KV heads of a thread block: many make long copies, few make many blocks."""
+    sizes = [n for n in range(MAX_BLOCK_HEADS, 0, -1) if fmt.num_kv_heads % n == 0]
+    sizes = [n for n in sizes if KEY_TILE * key_stride(fmt, n) <= STAGE_BYTES] or sizes[-1:]
+    if (
+        fmt.type == "mxfp8"
+        and sizes[0] == fmt.num_kv_heads
+        and 2 * units >= FILLED * multiprocessors
+    ):
+        return sizes[0]  # the scales of a part of the heads are copies of a few bytes
+    smaller = [n for n in sizes if n <= 4] or sizes[-1:]
+    for n in smaller:
+        if units * div_exact(fmt.num_kv_heads, n) * num_parts >= FILLED * multiprocessors:
+            return n
+    return smaller[-1]
 
 
 def shared_bytes(fmt: RecordFormat, cut: Cut) -> int:
     """sizeof(Shared) in window_decode_gqa.cuh, which asserts it."""
-    stages = cut.stages * key_tile(fmt.head_dim) * key_stride(fmt, cut.heads)
+    stages = cut.stages * KEY_TILE * key_stride(fmt, cut.heads)
     return align_up(stages + cut.stages * 16 + cut.row_tiles * 8 * 12 + 4, 16)
 
 
@@ -149,9 +165,10 @@ def gqa_macros(fmt: RecordFormat, cut: Cut, max_length: int, softcap: bool) -> M
         COPY_ALIGN=align,
         BULK_COPY=int(cut.bulk and align == 16),
         NUM_STAGES=cut.stages,
+        FETCHERS=cut.fetchers,
         ROW_TILES=cut.row_tiles,
         SOFTCAP=int(softcap),
-        KEY_TILE=key_tile(fmt.head_dim),
+        KEY_TILE=KEY_TILE,
         PART_KEYS=part_keys(max_length),
         MULTI_PART=int(parts_of(max_length) > 1),
         MIN_BLOCKS=_min_blocks(cut, fmt.head_dim),
@@ -184,7 +201,7 @@ def check_shape(op: str, fmt: RecordFormat, num_q_heads: int) -> int:
 
 
 def block_threads(cut: Cut) -> int:
-    return 32 * (cut.heads + 1)
+    return 32 * (cut.heads + cut.fetchers)
 
 
 def check_output_type(op: str, q: Any, out: Any) -> None:

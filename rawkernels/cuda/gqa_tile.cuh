@@ -38,7 +38,7 @@ constexpr float TWO_THIRDS = 0.66666666666666667f;
 // bytes of a word; else 2t, 2t + 1, 8 + 2t, 8 + 2t + 1.
 struct QueryRows {
   uint32_t words[K_STEPS][ROW_TILES][2];
-  float factor[ROW_TILES][2];  // from sums of products to scores in units of log2 (softcap: of 2/cap)
+  float factor[ROW_TILES][2];  // from sums to scores, as `score_numbers` in gqa_shapes.py
 };
 // Scores, then probabilities, of a tile. Lane: keys 16m + g and 16m + g + 8, rows 2t and 2t + 1 of
 // each group n.
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return RECORD_TYPE == 1 ? pack_fp16(low, high) : pack_bf16(low, high);
 }
 
-// Bytes of MXFP8 to bf16 bits of value * 2^-120: sign and 7 bits of each half, moved to their place.
+// Bytes of MXFP8 to bf16 bits of value * 2^-120: sign and 7 bits of each half, moved in place.
 __device__ __forceinline__ uint32_t place_bits(uint32_t sign_extended) {
   return (sign_extended << 4) & 0x87F087F0u;
 }

@@ -6,9 +6,7 @@ from typing import Any
 from ...layouts.formats import RecordFormat
 from ..device.probe import current_device
 from ..device.streams import refuse_in_capture, stream_pointer
-from .gqa_shapes import MAX_SPLIT_BYTES, Cut, state_words
-
-MAX_UNITS = 1 << 16  # counters; a batch of more units is not split
+from .gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, Cut, state_words
 
 
 def multiprocessors() -> int:

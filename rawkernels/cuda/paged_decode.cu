@@ -1,9 +1,9 @@
 // paged_decode: query tokens against all keys of their sequences in a paged pool, grouped-query
 // heads: bf16, fp16 or MXFP8 records.
-// grid (num_tokens * splits * row_groups * head_groups); block 32 * (HEADS + 1)
-// in   pool uint8 [num_pool_blocks * block_bytes], flat; q [num_tokens, num_q_heads, HEAD_DIM], bf16,
-//      or fp16 for fp16 records; block_tables int32 [num_tables, max_blocks]; seq_ids, positions
-//      int32 [num_tokens]
+// grid (num_tokens * splits * row_groups * head_groups); block 32 * (HEADS + FETCHERS)
+// in   pool uint8 [num_pool_blocks * block_bytes], flat; q [num_tokens, num_q_heads, HEAD_DIM],
+//      bf16, or fp16 for fp16 records; block_tables int32 [num_tables, max_blocks];
+//      seq_ids, positions int32 [num_tokens]
 // out  out like q; lse f32 [num_tokens, num_q_heads]
 // needs records written earlier on the same stream, tables, ids and positions before the kernel
 //      ahead; sm_80 or later; a seq_id or position outside its table gives out 0 and lse -inf, a

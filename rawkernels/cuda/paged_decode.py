@@ -8,6 +8,7 @@ from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
+from ..device.probe import current_device
 from ..paged_checks import PagedAccess, check_paged_decode
 from .attention_shapes import current_arch
 from .gqa_shapes import (
@@ -144,12 +145,12 @@ def paged_decode(
     if num_tokens == 0:
         return
 
-    hopper = current_arch(q.device.id) == "sm_90a"
+    hopper = current_arch(current_device()) == "sm_90a"
     if run is None:  # several tokens a sequence where there are more tokens than tables
         run = min(div_ceil(num_tokens, max(block_tables.shape[0], 1)), MAX_RUN)
     if cut is None:
         units = div_ceil(num_tokens, run)
-        cut = choose_cut(fmt, group, run, units, max_length, multiprocessors(), bulk=hopper)
+        cut = choose_cut(fmt, group, run, units, max_length, multiprocessors(), hopper=hopper)
     arrays = (q, pool, block_tables, seq_ids, positions, out, lse)
     blocks, params = pack_params(
         *arrays, access, softmax_scale, softcap, sink, cut, run, max_length, stream

@@ -3,16 +3,16 @@
 // A thread block serves HEADS KV heads of one sequence and up to 8 * ROW_TILES query rows of each
 // (row = query token x query head of the group): one warp a KV head and one that fetches records.
 // Keys are taken by their index (in the ring, or the position of a paged sequence) in tiles of
-// KEY_TILE, and in parts of PART_KEYS. A part is summed on its own and the parts are merged in their order, by
-// one block or by several (`splits`): the bits of a row are the same for every cut, and whatever
-// else is in the batch.
+// KEY_TILE, and in parts of PART_KEYS. A part is summed on its own and the parts are merged in
+// their order, by one block or by several (`splits`): the bits of a row are the same for every cut,
+// and whatever else is in the batch.
 #pragma once
 #include "gqa_keys.cuh"
 
 #ifndef MIN_BLOCKS
 #error "MIN_BLOCKS: thread blocks that shall fit a multiprocessor"
 #endif
-constexpr int NUM_THREADS = 32 * (HEADS + 1);
+constexpr int NUM_THREADS = 32 * (HEADS + FETCHERS);
 constexpr int CONSUMERS = 32 * HEADS;
 // Words of a warp's partial state, lane by lane.
 constexpr int STATE_WORDS = 4 * ROW_TILES * (COLUMN_TILES + 1);
@@ -31,19 +31,21 @@ template <typename Source>
 __device__ __forceinline__ void fetch_tiles(Shared& shared, const Keys& keys, const Source& source,
                                             int first_head, int split, int splits) {
   const int num_parts = parts_with_keys(keys);
+  const int fetcher = threadIdx.x / 32 - HEADS, lane = threadIdx.x % 32;
   int fetched = 0;
   for (int part = split; part < num_parts; part += splits) {
     const Tiles tiles = tiles_of_part(keys, part);
     for (int i = 0; i < tiles.total(); i++, fetched++) {
       const int stage = fetched % NUM_STAGES;
-      const int index = tiles.at(i) * KEY_TILE + threadIdx.x % 32;
-      const bool present = threadIdx.x % 32 < KEY_TILE && is_present(keys, index);
+      const int index = tiles.at(i) * KEY_TILE + lane;
+      const bool own = lane < KEY_TILE && lane % FETCHERS == fetcher;
+      const bool present = own && is_present(keys, index);
       const uint8_t* record = present ? source.record(index) : nullptr;
       if (fetched >= NUM_STAGES)
         wait_phase(shared_address(&shared.emptied[stage]), (fetched / NUM_STAGES - 1) % 2);
       if (Source::CAN_LOSE && __any_sync(~0u, present && record == nullptr))
         clear_keys(shared_address(shared.stages[stage]), present && record == nullptr);
-      fill_stage(shared_address(shared.stages[stage]), record, first_head,
+      fill_stage(shared_address(shared.stages[stage]), record, fetcher, first_head,
                  shared_address(&shared.filled[stage]));
     }
   }
@@ -51,9 +53,9 @@ __device__ __forceinline__ void fetch_tiles(Shared& shared, const Keys& keys, co
 
 // One tile of one head. stage: shared address. FULL: every row sees every key.
 template <bool FULL>
-__device__ __forceinline__ void take_tile(State& state, const QueryRows& query, const Shared& shared,
-                                          uint32_t stage, const Keys& keys, int index,
-                                          int first_head, float cap) {
+__device__ __forceinline__ void take_tile(State& state, const QueryRows& query,
+                                          const Shared& shared, uint32_t stage, const Keys& keys,
+                                          int index, int first_head, float cap) {
   const int warp = threadIdx.x / 32, codes_at = (first_head + warp) * NUM_BLOCKS;
   uint32_t present = ~0u;
   if (!FULL) present = __ballot_sync(~0u, is_present(keys, index + threadIdx.x % 32));
@@ -83,7 +85,8 @@ __device__ __forceinline__ void store_state(float* to, const State& state) {
       to[(4 * n + 2 + j) * 32] = state.sum[n][j];
     }
     for (int m = 0; m < COLUMN_TILES; m++)
-      for (int i = 0; i < 4; i++) to[(4 * (ROW_TILES + m * ROW_TILES + n) + i) * 32] = state.o[m][n][i];
+      for (int i = 0; i < 4; i++)
+        to[(4 * (ROW_TILES + m * ROW_TILES + n) + i) * 32] = state.o[m][n][i];
   }
 }
 __device__ __forceinline__ void load_state(State& state, const float* from) {
@@ -107,7 +110,7 @@ __device__ __forceinline__ int64_t place_of(const Params& p, const Rows& rows, i
   return (rows.token + row / rows.group) * p.num_q_heads + kv_head * rows.group + row % rows.group;
 }
 
-// The sink logits of a lane's rows, in units of log2; -inf adds nothing. Read long before their use.
+// The sink logits of a lane's rows, in units of log2; -inf adds nothing. Read long before use.
 struct Sinks {
   float logits[ROW_TILES][2];
 };
@@ -118,8 +121,8 @@ __device__ __forceinline__ Sinks load_sinks(const float* sink, const Rows& rows,
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const int head = (rows.first_row + 8 * n + threadIdx.x % 4 * 2 + j) % rows.group;
-      sinks.logits[n][j] = sink == nullptr ? NEGATIVE_INFINITY
-                                           : __fmul_rn(__ldg(sink + kv_head * rows.group + head), LOG2_E);
+      const float* at = sink + kv_head * rows.group + head;
+      sinks.logits[n][j] = sink == nullptr ? NEGATIVE_INFINITY : __fmul_rn(__ldg(at), LOG2_E);
     }
   }
   return sinks;
@@ -157,7 +160,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const Shared& shared
       for (int j = 0; j < 2; j++) {
         const int r = 8 * n + 2 * t + j;
         if (r >= rows.num_rows) continue;
-        uint32_t* out = reinterpret_cast<uint32_t*>(p.out + place_of(p, rows, kv_head, r) * HEAD_DIM);
+        const int64_t place = place_of(p, rows, kv_head, r);
+        uint32_t* out = reinterpret_cast<uint32_t*>(p.out + place * HEAD_DIM);
 #pragma unroll
         for (int m = 0; m < COLUMN_TILES; m++)
           out[m * 8 + g] = pack_bf16(__fmul_rn(state.o[m][n][j], factor[j]),
@@ -217,7 +221,8 @@ __device__ __forceinline__ void attend(Shared& shared, const Params& p, const Ro
   State state;
   clear_state(state);
   if constexpr (!MULTI_PART) {
-    if (num_parts > 0) take_part(state, query, shared, keys, tiles_of_part(keys, 0), 0, first_head, p.cap);
+    const Tiles tiles = tiles_of_part(keys, 0);
+    take_part(state, query, shared, keys, tiles, 0, first_head, p.cap);
     store_rows(p, shared, rows, state, sinks, kv_head);
     return;
   }
@@ -257,7 +262,7 @@ __device__ __forceinline__ void attend(Shared& shared, const Params& p, const Ro
   store_rows(p, shared, rows, total, sinks, kv_head);
 }
 
-// A whole thread block. keys: from join_keys in every warp. split: which of p.splits blocks this is.
+// A whole thread block. keys: from join_keys in every warp. split: which of p.splits blocks.
 template <typename Params, typename Source>
 __device__ __forceinline__ void decode_rows(Shared& shared, const Params& p, const Rows& rows,
                                             const Keys& keys, const Source& source, int head_group,

@@ -8,10 +8,12 @@ from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import device_pointer, get_kernel
+from ..device.probe import current_device
 from ..ring_access import RingAccess
 from .attention_shapes import current_arch
 from .gqa_shapes import (
     Cut,
+    block_threads,
     check_shape,
     choose_cut,
     gqa_macros,
@@ -88,19 +90,21 @@ def compiled_shapes() -> tuple[MacroItems, ...]:
         stages: int = 3,
         row_tiles: int = 1,
         bulk: bool = True,
+        fetchers: int = 1,
         softcap: bool = False,
     ) -> MacroItems:
         fmt = make_record_format(record_type, dim, latent=False, num_kv_heads=kv_heads)
-        return gqa_macros(fmt, Cut(heads, row_tiles, stages, bulk), ring_len, softcap)
+        cut = Cut(heads, row_tiles, stages, bulk, fetchers=fetchers)
+        return gqa_macros(fmt, cut, ring_len, softcap)
 
     return (
-        build("bf16", 64, 8, 8, 129),  # gpt_oss_120b
-        build("mxfp8", 64, 8, 8, 129, stages=5),
-        build("bf16", 64, 8, 4, 134, row_tiles=4, stages=5, bulk=False),
-        build("bf16", 128, 8, 4, 4097),  # mistral_7b
-        build("mxfp8", 128, 8, 8, 4097, stages=2),
+        build("bf16", 64, 8, 4, 129, bulk=False),  # gpt_oss_120b
+        build("mxfp8", 64, 8, 8, 129, fetchers=2),
+        build("bf16", 64, 8, 4, 134, row_tiles=4, stages=6, bulk=False, fetchers=2),
+        build("bf16", 128, 8, 4, 4097, bulk=False, fetchers=2),  # mistral_7b
+        build("mxfp8", 128, 8, 8, 4097, stages=6, fetchers=4),
         build("mxfp8", 128, 8, 4, 134, row_tiles=2, bulk=False),
-        build("bf16", 128, 16, 4, 4097, softcap=True),  # gemma2_27b
+        build("bf16", 128, 16, 4, 4097, bulk=False, fetchers=2, softcap=True),  # gemma2_27b
         build("fp16", 96, 4, 4, 134),
         build("mxfp8", 96, 4, 2, 1024, bulk=False),  # runs at odd multiples of 4
         build("bf16", 256, 2, 2, 1024),
@@ -139,16 +143,16 @@ def launch(
     group = check_shape("window_decode", fmt, num_q_heads)
     if num_tokens == 0:
         return
-    hopper = current_arch(q.device.id) == "sm_90a"
+    hopper = current_arch(current_device()) == "sm_90a"
     if cut is None:
         sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, access.ring_len)
-        cut = choose_cut(*sizes, multiprocessors(), bulk=hopper)
+        cut = choose_cut(*sizes, multiprocessors(), hopper=hopper)
     macros = gqa_macros(fmt, cut, access.ring_len, softcap != 0.0)
     units, params = pack_params(
         q, slab, plan, out, lse, access, num_state_slots, softmax_scale, sink, softcap, cut, stream
     )
     kernel = get_kernel(WINDOW_DECODE_GQA, macros, shared_bytes(fmt, cut))
-    grid, block = units * cut.splits, 32 * (cut.heads + 1)
+    grid, block = units * cut.splits, block_threads(cut)
     if overlap and hopper:
         launch_dependent(kernel, grid, block, params, stream)
     else:
