@@ -48,11 +48,11 @@ class PagedLayout:
     def layer(self, layer: int) -> PagedLayer:
         """The part of a block that holds a layer. Raises LayoutError for a layer without one."""
         for part in self.layers:
-            if part.layer == layer:
+            if is_count(layer) and part.layer == layer:
                 return part
         known = [part.layer for part in self.layers]
         raise LayoutError(
-            f"layer={layer} has no records in the paged pool; layers that do: {known}"
+            f"layer={layer!r} has no records in the paged pool; layers that do: {known}"
         )
 
     def layer_bytes(self, layer: int) -> int:
@@ -94,8 +94,8 @@ def build_paged_layout(
     tokens, in the order given.
 
     The end of each layer's records is padded to `align_bytes`, a multiple of 16. Raises LayoutError
-    for a block size below 1, another alignment, no layers, a layer given twice, and a planar
-    format: a page is read record by record.
+    for a block size below 1, another alignment, no layers or what is no pair, a layer given twice,
+    and a planar format: a page is read record by record.
     """
     if not is_count(block_size) or block_size < 1:
         raise LayoutError(f"block_size={block_size!r} but must be an integer of at least 1")
@@ -104,7 +104,7 @@ def build_paged_layout(
     placed: list[PagedLayer] = []
     seen: set[int] = set()
     offset = 0
-    for layer, record_format in layers:
+    for layer, record_format in _pairs(layers):
         if layer in seen:
             raise LayoutError(f"layer={layer} is in the paged pool twice")
         if record_format.plane_order != "interleaved":
@@ -118,6 +118,22 @@ def build_paged_layout(
     if not placed:
         raise LayoutError("a paged pool needs at least one layer")
     return PagedLayout(block_size, align_bytes, tuple(placed), offset)
+
+
+def _pairs(layers: Any) -> list[tuple[int, RecordFormat]]:
+    try:
+        pairs = list(layers)
+    except TypeError:
+        pairs = [layers]
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+        raise LayoutError(f"layers={layers!r:.80} but must be pairs of layer id and record format")
+    for layer, record_format in pairs:
+        if not is_count(layer) or not isinstance(record_format, RecordFormat):
+            raise LayoutError(
+                f"layers: ({layer!r:.40}, {type(record_format).__name__}) but must be an integer "
+                "and a RecordFormat"
+            )
+    return pairs
 
 
 def max_window_blocks(window: int, block_size: int) -> int:

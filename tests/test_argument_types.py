@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from engine_runs import tiny
+from helpers import make_layout
 
 import ringslab as rs
 from ringslab.errors import ArgumentError, LayoutError, PlanError, RequestError, RingslabError
@@ -70,6 +71,14 @@ ATTENTION = {
     "out": zeros(2, H, D),
     "lse": zeros(2, H, dtype=np.float32),
 }
+# Two KV heads of 32, K and V apart: a ring of 9 and a paged pool of three blocks of 4 tokens.
+GQA = rs.make_record_format("bf16", 32, latent=False, num_kv_heads=2)
+GQA_LAYOUT = make_layout(GQA, 9)
+PAGES = rs.build_paged_layout([(0, GQA)], 4, 32)
+PAGED = {"pool": zeros(3 * PAGES.block_bytes, dtype=np.uint8), "layout": PAGES, "layer": 0,
+    "block_tables": np.array([[2, 0]], np.int32)}  # fmt: skip
+PAIR = (zeros(2, 2, 32), zeros(2, 2, 32))
+OUTS = {"out": zeros(2, 4, 32), "lse": zeros(2, 4, dtype=np.float32)}
 # Public calls, each with arguments that are right.
 CALLS = [
     (rs.load_config, {"path": "quickstart.yaml", "overrides": ("run.seed=3",)}),
@@ -104,6 +113,18 @@ CALLS = [
     (digest_outputs, {"out": zeros(2, H, D), "layer": 0, "digests": zeros(2, dtype=np.uint64)}),
     (rs.window_attention, {"q": zeros(2, H, D), "k": zeros(3, 1, D), "v": zeros(3, 1, D),
         "cu_seqlens_q": i32(0, 2), "cu_seqlens_k": i32(0, 3), **ATTENTION, "window": 2}),
+    (rs.build_paged_layout, {"layers": [(0, GQA)], "block_size": 4, "align_bytes": 32}),
+    (rs.paged_store, {**PAGED, "kv": PAIR, "seq_ids": i32(0, 0), "positions": i32(0, 1),
+        "rope": rs.Rope(1e4, 32, "half")}),
+    (rs.paged_load, {**PAGED, "cu_seqlens_k": i32(0, 2), "k": PAIR[0], "v": PAIR[1]}),
+    (rs.paged_decode, {**PAGED, "q": zeros(2, 4, 32), "seq_ids": i32(0, 0), "softmax_scale": 0.1,
+        "positions": i32(0, 1), "sink": zeros(4, dtype=np.float32), **OUTS}),
+    (rs.ring_load, {"slab": rs.empty_slab(GQA_LAYOUT, 1), "layout": GQA_LAYOUT, "layer": 0,
+        "plan": rs.plan_prefill(i32(0), i32(2), i32(2), window=4, ring_len=9),
+        "records": zeros(2, GQA.record_bytes, dtype=np.uint8), "cu_seqlens_k": i32(0, 0),
+        "k": zeros(9, 2, 32), "v": zeros(9, 2, 32)}),
+    (PAGES.view, {"pool": PAGED["pool"], "layer": 0}),
+    (PAGES.layer, {"layer": 0}),
     (rs.count_tiles, {"seqlen_q": 5, "seqlen_k": 9, "window": 4, "block_m": 2, "block_n": 2,
         "sink_tokens": 0}),
     (rs.kv_bytes, {"cfg": CFG, "context": 100}),
