@@ -264,8 +264,8 @@ def test_n03_more_queries_than_keys():
 
 @pytest.mark.parametrize("window", [1, None])
 def test_k07_cap_first_and_mask_after(window):
-    """Cap 1: a visible key of score 0 (v = 1), another (v = 9) that the mask hides, by the window or
-    by causality: 1.0, where tanh of a masked score gives 3.151531. Cap 50 on a score of 100 is
+    """Cap 1: a visible key of score 0 (v = 1), another (v = 9) that the mask hides, by the window
+    or by causality: 1.0, where tanh of a masked score gives 3.151531. Cap 50 on a score of 100 is
     48.201379. The sink is not capped."""
     if window == 1:
         found, _ = dense(1, keys([1, 0], [9, 1]), softcap=1.0, window=1)
