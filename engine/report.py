@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..layouts.budget import kv_bytes
 from ..layouts.config import Config
+from ..layouts.errors import ArgumentError
 from ..layouts.sizes import align_up
 from ..layouts.slots import SlotLayout
 from ..rawkernels.attention_variants import attention_variant
@@ -102,6 +104,20 @@ def check_report_path(path: str | Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent):
         pass  # gone again at once
+
+
+def check_separate_files(call: str, files: Mapping[str, Any]) -> None:
+    """Raises ArgumentError where two of the named files (None: not asked for) are one: the later
+    would be written over the earlier."""
+    seen: dict[str, str] = {}
+    for name, path in files.items():
+        if path is None:
+            continue
+        first = seen.setdefault(os.path.realpath(path), name)
+        if first != name:
+            raise ArgumentError(
+                f"{call}: {first} and {name} are both {os.fspath(path)}; name two files"
+            )
 
 
 def write_report(report: dict, path: str | Path) -> None:

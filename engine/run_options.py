@@ -6,7 +6,7 @@ from typing import Any
 from ..layouts.config import Config
 from ..layouts.errors import ArgumentError, ConfigError, TraceError
 from ..layouts.sizes import is_flag
-from .report import check_report_path
+from .report import check_report_path, check_separate_files
 
 
 def check_run_options(
@@ -35,14 +35,7 @@ def check_run_options(
         if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
             raise ArgumentError(f"run: {name}={path!r} but must be a path or None")
         check_report_path(path)
-    if None not in (report_path, timeline_path) and _same_file(report_path, timeline_path):
-        raise ArgumentError(
-            f"run: report_path and timeline_path are both {os.fspath(report_path)}; name two files"
-        )
-
-
-def _same_file(one: Any, other: Any) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    check_separate_files("run", {"report_path": report_path, "timeline_path": timeline_path})
 
 
 def trace_list(trace: Any) -> list:

@@ -219,21 +219,24 @@ def test_a_report_takes_the_place_of_a_link(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--timeline", "t.svg"], "its picture would be written over"),
-        (["--timeline", "t.json", "--report", "t.svg"], "its picture would be written over"),
+        (["--timeline", "t.svg"], "--timeline and the picture of --timeline are both t.svg"),
+        (["--timeline", "t.json", "--report", "t.svg"], "--report and the picture of --timeline"),
         (["--timeline", "r.json", "--report", "./r.json"], "are both"),
+        (["--timeline", "t.json", "--plot", "t.svg"], "the picture of --timeline and --plot are"),
+        (["--trace", "t.jsonl", "--report", "t.jsonl"], "--trace and --report are both t.jsonl"),
+        (["--report", str(TINY)], "CONFIG and --report are both"),
         (["--timeline", "no/t.json"], "No such file"),
     ],
 )
 def test_one_file_is_not_written_over_by_another(tmp_path, monkeypatch, capsys, options, says):
-    """Report, timeline and picture are three files: a command that would lose one is refused before
-    anything runs."""
+    """Report, timeline, its picture and the plot are files of their own, and not the trace or the
+    configuration: a command that would lose one is refused before anything runs."""
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(TINY), "--backend", "reference", *options]) == 2
     assert says in capsys.readouterr().err
     assert tree(tmp_path) == set()
     with (
         rs.Engine(tiny(), "reference") as engine,
-        pytest.raises(ArgumentError, match=r"are both r\.json"),
+        pytest.raises(ArgumentError, match=r"are both .*r\.json"),
     ):
         engine.run(report_path="r.json", timeline_path=tmp_path / "r.json")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.backends import BACKEND_CHOICES, choose_backend
+from ..engine.report import check_separate_files
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config and not args.smoke:
         wish = replace(wish, axes=_axes_of_config(cfg) | wish.axes)
     backend = choose_backend(args.backend, args.device)
+    check_separate_files("bench", {"CONFIG": args.config, "--out": args.out, "--plot": args.plot})
     plot = _load_plot() if args.plot else None
     if args.peers:
         _require_peers(backend)

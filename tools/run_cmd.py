@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
 from ..engine.progress import open_progress
-from ..engine.report import check_report_path
+from ..engine.report import check_report_path, check_separate_files
 from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
-from ..layouts.errors import ArgumentError
 from .plots import check_plot_path, write_plots
 from .timeline import write_picture
 
@@ -77,10 +75,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the trace ran (and was verified, if asked), 1 when an output was outside its bound,
     130 after Ctrl-C."""
-    picture = None if args.timeline is None else picture_path(args.timeline, args.report)
-    if args.plot is not None:
-        check_plot_path(args.plot)
-        check_report_path(args.plot)
+    picture = None if args.timeline is None else picture_path(args.timeline)
+    check_files(args, picture)
     cfg = load_config(args.config, overrides=tuple(args.overrides))
     sizes = engine_sizes(cfg)
     _say(f"{cfg.name}: takes {sizes.describe()}")
@@ -108,18 +104,28 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_FAILED if args.verify and report["verify"]["passed"] is not True else 0
 
 
-def picture_path(timeline: str, report: str | None) -> Path:
-    """Where the picture of a timeline goes: beside it. Raises ArgumentError where it would take the
-    place of the timeline or of the report, OSError where it cannot be written."""
-    picture = Path(timeline).with_suffix(".svg") if Path(timeline).name else Path(timeline)
-    taken = [os.path.realpath(path) for path in (timeline, report) if path is not None]
-    if os.path.realpath(picture) in taken:
-        raise ArgumentError(
-            f"--timeline {timeline}: its picture would be written over {picture}; "
-            "name a file that ends in .json, and another for the report"
-        )
-    check_report_path(picture)
-    return picture
+def picture_path(timeline: str) -> Path:
+    """Where the picture of a timeline goes: beside it."""
+    return Path(timeline).with_suffix(".svg") if Path(timeline).name else Path(timeline)
+
+
+def check_files(args: argparse.Namespace, picture: Path | None) -> None:
+    """Raises ArgumentError where a file would be written over another, or over what the run reads,
+    OSError where one cannot be written; before anything runs."""
+    files = {
+        "CONFIG": args.config,
+        "--trace": args.trace,
+        "--report": args.report,
+        "--timeline": args.timeline,
+        "the picture of --timeline": picture,
+        "--plot": args.plot,
+    }
+    check_separate_files("run", files)
+    if args.plot is not None:
+        check_plot_path(args.plot)
+    for path in (picture, args.plot):
+        if path is not None:
+            check_report_path(path)
 
 
 def summary(report: dict) -> list[str]:
