@@ -20,6 +20,7 @@ _COMMANDS = {
     "run": "replay a request trace through prefill and decode steps",
     "layout": "print the bytes of a state slot as a table and a picture",
     "budget": "say how many bytes a sequence's caches take against its context",
+    "header": "write records, slots, plans and kernel parameters as C structs",
     "compile": "compile every CUDA kernel and report its registers and spills",
     "bench": "time every operation against the floor that bytes and FLOPs set",
     "prefix": "run a trace under each contract of the prefix cache, side by side",
