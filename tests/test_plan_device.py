@@ -238,3 +238,27 @@ def test_gpu_refuses_mixed_places_and_dtypes():
             rs.plan_decode(states, positions, **args)
         with pytest.raises(rs.errors.ArgumentError):
             rs.plan_prefill(states, positions, two, num_tokens=2, max_seqlen_q=1, **args)
+
+
+@pytest.mark.gpu
+def test_gpu_plans_on_a_stream_of_another_library():
+    """A stream that is known by `__cuda_stream__` alone, as other libraries have it: both plans
+    equal the host's."""
+    import cupy
+
+    queue = cupy.cuda.Stream(non_blocking=True)
+
+    class Foreign:
+        def __cuda_stream__(self):
+            return 0, queue.ptr
+
+    sizes = {"window": 8, "ring_len": 9}
+    tokens, lengths = ([1, 0, 1], [5, 0, 12]), ([1, 0], [2, 3], [11, 3])
+    with queue:
+        on_device = [[cupy.asarray(np.int32(x)) for x in given] for given in (tokens, lengths)]
+    queue.synchronize()
+    decode = rs.plan_decode(*on_device[0], **sizes, stream=Foreign())
+    prefill = rs.plan_prefill(*on_device[1], **sizes, stream=Foreign())
+    queue.synchronize()
+    assert_same_decode(decode, rs.plan_decode(*tokens, **sizes))
+    assert_same_prefill(prefill, rs.plan_prefill(*lengths, **sizes))

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..device.streams import cupy_stream, stream_pointer
+
 
 def ready_numba() -> None:
     """To be called before the first compile. numba-cuda 0.30.4 touches numpy.row_stack, which
@@ -41,16 +43,12 @@ def device_view(array: Any) -> Any:
 
 
 def numba_stream(stream: Any, like: Any) -> Any:
-    """Numba's handle of a CuPy stream; None is CuPy's current stream (simulator: Numba's own)."""
+    """Numba's handle of a stream as `cupy_stream` takes it (simulator: Numba's own)."""
     if isinstance(like, np.ndarray):
         return 0
     from numba import cuda
 
-    if stream is None:
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-    return cuda.external_stream(int(stream.ptr))
+    return cuda.external_stream(stream_pointer(stream))
 
 
 def read_back(op: str, array: Any, missing: str, stream: Any) -> np.ndarray:
@@ -62,7 +60,7 @@ def read_back(op: str, array: Any, missing: str, stream: Any) -> np.ndarray:
 
     from ...layouts.errors import PlanError
 
-    stream = cupy.cuda.get_current_stream() if stream is None else stream
+    stream = cupy_stream(stream)
     if stream.is_capturing():
         raise PlanError(
             f"{op}: give {missing} inside a graph capture; it cannot be read back there"

@@ -13,6 +13,7 @@ from ...layouts.errors import PlanError
 from ...layouts.plans import DecodePlan
 from ..arrays import backend_of
 from ..checks import I32, check_array, check_output
+from ..device.streams import cupy_stream
 from ..plan_checks import BLOCK, CAUSAL, MAX_ROW, check_sizes, index_width, mode_code
 from .numba_cuda import configured, device_view, numba_stream, read_back, ready_numba
 
@@ -189,7 +190,7 @@ def build_decode_plan(
             lengths = np.diff(read_back(OP, cu_seqlens_q, "max_seqlen_q", stream))
             max_seqlen_q = int(lengths.max(initial=0))
     num_tokens = state_ids.shape[0]
-    with stream if stream is not None else cupy.cuda.get_current_stream():
+    with cupy_stream(stream):
         if cu_seqlens_q is None:
             cu_seqlens_q = cupy.arange(num_tokens + 1, dtype=np.int32)
         offset_len = cupy.empty((num_tokens, 2), np.int32)

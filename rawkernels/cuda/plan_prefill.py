@@ -14,6 +14,7 @@ from ...layouts.plans import MAX_SEGMENTS, PrefillPlan
 from ...layouts.sizes import div_ceil
 from ..arrays import backend_of
 from ..checks import I32, check_array, check_output
+from ..device.streams import cupy_stream
 from ..plan_checks import check_sizes
 from .numba_cuda import configured, device_view, numba_stream, read_back, ready_numba
 
@@ -304,7 +305,7 @@ def build_prefill_plan(
         num_tokens = int(lengths.sum()) if num_tokens is None else num_tokens
         max_seqlen_q = int(lengths.max(initial=0)) if max_seqlen_q is None else max_seqlen_q
     num_seqs = state_ids.shape[0]
-    with stream if stream is not None else cupy.cuda.get_current_stream():
+    with cupy_stream(stream):
         shapes = ((num_seqs + 1,), (num_tokens,), (num_tokens,))
         cu_seqlens_q, positions, token_states = (cupy.empty(shape, np.int32) for shape in shapes)
         segments = cupy.empty((MAX_SEGMENTS * num_seqs, 3), np.int32)
