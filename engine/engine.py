@@ -197,7 +197,7 @@ class Engine:
             fresh = host.state_ids[host.is_first_chunk]
             reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
             if self.prefix is not None:
-                self.prefix.before_step(self.tools.slab)
+                self.prefix.before_step(self.tools)
         for states in self._missing.values():
             states.difference_update(fresh.tolist())
         self._missing = {layer: states for layer, states in self._missing.items() if states}
@@ -299,7 +299,7 @@ class Engine:
                 self._missing.setdefault(layer, set()).update(batch.state_ids.tolist())
         if self.prefix is not None:
             with self.memory.scope():
-                self.prefix.after_step(self.tools.slab, set().union(*self._missing.values()))
+                self.prefix.after_step(self.tools, set().union(*self._missing.values()))
         self._open = self.open_step = None
 
     def run(self, trace: Any = None, **options: Any) -> dict:

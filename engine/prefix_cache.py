@@ -2,7 +2,7 @@
 orders (schedules/prefix_planner.py). docs/prefix.md says what the contracts promise.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,17 +11,16 @@ import numpy as np
 from ..layouts.config import Config
 from ..layouts.digest import layout_digest
 from ..layouts.errors import BatchError
+from ..layouts.sizes import div_exact
 from ..layouts.slots import SlotLayout
 from ..rawkernels.memory import Memory
 from ..schedules.prefix_index import Entry, LayerKind, PrefixIndex
 from ..schedules.prefix_keys import root_key
-from ..schedules.prefix_planner import RINGS, PlannerCounters, PrefixPlanner
+from ..schedules.prefix_planner import PAGES, RINGS, PlannerCounters, PrefixPlanner
 from ..schedules.prefix_rules import resume_rule
-from .snapshot_copies import SnapshotCopies, SnapshotLoads, snapshot_buffer_bytes
+from .prefix_values import PrefixValues, entry_bytes
+from .snapshot_copies import snapshot_buffer_bytes
 from .store import Store, open_store
-from .store_seal import head_bytes
-
-KEY_PREFIX = b"ringslab/prefix/"
 
 
 def snapshot_bytes(layout: SlotLayout, contract: str) -> int:
@@ -33,9 +32,22 @@ def snapshot_bytes(layout: SlotLayout, contract: str) -> int:
     return max(ring.offset + ring.bytes for ring in rings)
 
 
+def value_sizes(cfg: Config) -> dict[str, int]:
+    """Bytes of a value of each kind of layers: rings, and where layers see all keys the pages of
+    one block."""
+    sizes = {RINGS: snapshot_bytes(cfg.slot_layout, cfg.prefix.contract)}
+    if cfg.paged_layout is not None:
+        sizes[PAGES] = _pages_of_block(cfg) * cfg.paged_layout.block_bytes
+    return sizes
+
+
 def prefix_buffer_bytes(cfg: Config) -> int:
     """Device bytes that a prefix cache takes on a GPU beside the slab."""
-    return snapshot_buffer_bytes(snapshot_bytes(cfg.slot_layout, cfg.prefix.contract))
+    return sum(snapshot_buffer_bytes(size) for size in value_sizes(cfg).values())
+
+
+def _pages_of_block(cfg: Config) -> int:
+    return div_exact(cfg.prefix.block_size, cfg.paged_layout.block_size)
 
 
 @dataclass
@@ -70,17 +82,24 @@ class PrefixCache:
     """
 
     def __init__(self, cfg: Config, memory: Memory, *, on_gpu: bool) -> None:
-        config = cfg.prefix
+        config, sizes = cfg.prefix, value_sizes(cfg)
         self.config, self.layout, self.memory = config, cfg.slot_layout, memory
-        self.num_bytes = snapshot_bytes(cfg.slot_layout, config.contract)
+        self.paged = cfg.paged_layout
+        self.num_bytes = sizes[RINGS]
         # A Redis server is shared and evicts by its own rules; the others hold what we put there.
         self._shared = not config.store.startswith(("memory:", "lmdb:"))
+        bounded = config.store.startswith("lmdb:")  # it may hold what other processes put
         self.store: Store = open_store(
-            config.store,
-            layout=cfg,
-            budget_bytes=None if self._shared else config.budget_bytes,
+            config.store, layout=cfg, budget_bytes=config.budget_bytes if bounded else None
         )
-        self.index = PrefixIndex((self._kind(),), config.budget_bytes)
+        self.values = PrefixValues(self.store, memory, sizes, on_gpu=on_gpu)
+        rules = {PAGES: "every_block", RINGS: "boundary"}
+        kinds = tuple(
+            LayerKind(kind, rules[kind], entry_bytes(kind, sizes[kind]))
+            for kind in rules
+            if kind in sizes
+        )
+        self.index = PrefixIndex(kinds, config.budget_bytes)
         self._what = ("full" if config.contract == "full" else "stored", layout_digest(cfg))
         self.planner = PrefixPlanner(
             resume_rule(cfg, config.contract),
@@ -94,10 +113,6 @@ class PrefixCache:
         self._sinks, self._words = b"", ()
         self.depend_on()
         self.counters = CacheCounters()
-        self._copies = SnapshotCopies(memory, self.num_bytes) if on_gpu else None
-        self._loads = SnapshotLoads(memory, self.num_bytes) if on_gpu else None
-        self._writer = ThreadPoolExecutor(1, "ringslab-snapshots") if on_gpu else None
-        self._pending: dict[bytes, Future] = {}
 
     def depend_on(self, *words: str) -> None:
         """States what the bytes of a snapshot depend on beside the configuration, the sinks and the
@@ -118,40 +133,43 @@ class PrefixCache:
         self._sinks = b"".join(given)
         self.depend_on(*self._words)
 
-    def before_step(self, slab: Any) -> None:
-        """Queues the copies into slots that begin in the batch to come."""
+    def before_step(self, tools: Any) -> None:
+        """Queues the copies into slots (and pages) that begin in the batch to come. `tools`: the
+        engine's `StepTools`."""
         for order in self.planner.take_restores():
-            self._restore(slab, order.state_id, order.snapshot)
+            rings, pages = order.snapshot
+            self.values.load(RINGS, rings, [self._slot(tools.slab, order.state_id)])
+            for value, parts in zip(pages, self._pages(tools, order.table), strict=True):
+                self.values.load(PAGES, value, parts)
+            self.counters.restores += 1
 
-    def after_step(self, slab: Any, lacking: set[int]) -> None:
+    def after_step(self, tools: Any, lacking: set[int]) -> None:
         """Queues what follows from the batch that was committed: copies over rings that a replay
         has rebuilt, and snapshots. `lacking`: state ids of which a layer misses records."""
-        self.before_step(slab)
+        self.before_step(tools)
         for order in self.planner.take_snapshots():
             if order.state_id in lacking:
                 self.counters.skipped += 1
-            else:
-                self._save(self._slot(slab, order.state_id), order.keys, order.blocks)
+                continue
+            for blocks, parts in enumerate(self._pages(tools, order.table), 1):
+                self._save(PAGES, order.keys, blocks, parts)
+            self._save(RINGS, order.keys, order.blocks, [self._slot(tools.slab, order.state_id)])
         self._settle()
 
     def flush(self) -> None:
         """Waits until every snapshot is with the store."""
-        for future in list(self._pending.values()):
-            future.result()
+        self.values.flush()
         self._settle()
-        self.store.flush()
 
     def clear(self) -> None:
         """Forgets every snapshot. No request may be live."""
         self.flush()
         for entry in self.index.clear():
-            self._delete(entry.key)
+            self.values.delete(entry)
 
     def close(self) -> None:
         """Hands over what is on its way and closes the store."""
-        if self._writer is not None:
-            self._writer.shutdown()
-        self.store.close()
+        self.values.close()
 
     def as_report(self) -> dict[str, Any]:
         """What the cache did, for a run's report."""
@@ -171,68 +189,58 @@ class PrefixCache:
         self.planner.counters = PlannerCounters()
         self.counters = CacheCounters()
 
-    def _kind(self) -> LayerKind:
-        name = self._name(bytes(16))
-        return LayerKind(RINGS, "boundary", len(name) + head_bytes(name) + self.num_bytes)
-
-    def _name(self, key: bytes) -> bytes:
-        return KEY_PREFIX + key
-
     def _slot(self, slab: Any, state_id: int) -> Any:
         begin = state_id * self.layout.slot_bytes
         return slab[begin : begin + self.num_bytes]
 
-    def _restore(self, slab: Any, state_id: int, value: bytes) -> None:
-        slot = self._slot(slab, state_id)
-        if self._loads is None:
-            self.memory.upload(slot, np.frombuffer(value, np.uint8))
-        else:
-            self._loads.load(slot, value)
-        self.counters.restores += 1
+    def _pages(self, tools: Any, table: np.ndarray | None) -> list[list[Any]]:
+        """Of each block of a prefix the pages that hold it, uint8 [block_bytes] each."""
+        if table is None:
+            return []
+        size, pool = self.paged.block_bytes, tools.paged.pool
+        pages = [pool[page * size : (page + 1) * size] for page in table.tolist()]
+        step = div_exact(self.config.block_size, self.paged.block_size)
+        return [pages[first : first + step] for first in range(0, len(pages), step)]
 
-    def _save(self, slot: Any, keys: Any, blocks: int) -> None:
-        entry = Entry(RINGS, keys[blocks - 1])
-        gone = self.index.insert(RINGS, keys, blocks)
+    def _save(self, kind: str, keys: Any, blocks: int, parts: list[Any]) -> None:
+        entry = Entry(kind, keys[blocks - 1])
+        if entry in self.index:
+            return
+        gone = self.index.insert(kind, keys, blocks)
         if entry not in gone:
-            self.counters.snapshots += 1
-            if self._copies is None:
-                self._judge(entry.key, self.store.put(self._name(entry.key), slot))
-            else:
-                buffer = self._copies.take(slot)
-                self._pending[entry.key] = self._writer.submit(self._write, buffer, entry.key)
-        for other in gone:
-            if other != entry and not self._shared:
-                self._delete(other.key)
+            self.counters.snapshots += kind == RINGS
+            self.values.put(entry, parts)
+        self._forget(other for other in gone if other != entry)
 
-    def _write(self, buffer: int, key: bytes) -> bool:
-        """On the writer's thread."""
-        try:
-            return self.store.put(self._name(key), self._copies.read(buffer))
-        finally:
-            self._copies.give_back(buffer)
-
-    def _delete(self, key: bytes) -> None:
-        if self._writer is None:
-            self.store.delete(self._name(key))
-        else:  # after its put
-            self._writer.submit(self.store.delete, self._name(key))
+    def _forget(self, entries: Iterable[Entry]) -> None:
+        """Removes from the store what the index let go."""
+        if not self._shared:
+            for entry in entries:
+                self.values.delete(entry)
 
     def _settle(self) -> None:
-        """Forgets snapshots that the store did not take."""
-        for key in [key for key, future in self._pending.items() if future.done()]:
-            self._judge(key, self._pending.pop(key).result())
-
-    def _judge(self, key: bytes, taken: bool) -> None:
-        if not taken:
+        """Forgets what the store did not take."""
+        for entry in self.values.take_refused():
             self.counters.refused += 1
-            self.index.drop(Entry(RINGS, key))
+            self._forget(self.index.drop(entry))
 
-    def _fetch(self, key: bytes) -> bytes | None:
-        pending = self._pending.get(key)
-        if pending is not None:
-            pending.result()
-        value = self.store.get(self._name(key))
-        return value if value is not None and len(value) == self.num_bytes else None
+    def _fetch(self, keys: Sequence[bytes], blocks: int) -> tuple[bytes, list[bytes]] | None:
+        """Rings and pages of a prefix; None where one is gone, which the index forgets then."""
+        entries = [Entry(PAGES, key) for key in keys[:blocks] if self.paged is not None]
+        found = []
+        for entry in (*entries, Entry(RINGS, keys[blocks - 1])):
+            value = self.values.get(entry)
+            if value is None:
+                self._forget(self.index.drop(entry))
+                return None
+            found.append(value)
+        return found[-1], found[:-1]
 
-    def _probe(self, key: bytes) -> bool:
-        return self.store.contains(self._name(key))
+    def _probe(self, keys: Sequence[bytes], blocks: int) -> bool:
+        entries = [(PAGES, block) for block in range(1, blocks + 1) if self.paged is not None]
+        entries.append((RINGS, blocks))
+        if not all(self.values.contains(Entry(kind, keys[n - 1])) for kind, n in entries[::-1]):
+            return False
+        for kind, n in entries:
+            self._forget(self.index.insert(kind, keys, n))
+        return True

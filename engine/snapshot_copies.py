@@ -7,6 +7,7 @@ store's.
 """
 
 import queue
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,13 @@ LOAD_BUFFERS = 2
 def snapshot_buffer_bytes(num_bytes: int) -> int:
     """Device bytes of the buffers of snapshots on their way."""
     return SNAPSHOT_BUFFERS * num_bytes
+
+
+def _placed(parts: Sequence[Any], num_bytes: int) -> list[tuple[int, Any]]:
+    """Each part with its start."""
+    starts = np.cumsum([0] + [part.nbytes for part in parts]).tolist()
+    assert starts[-1] == num_bytes, f"{starts[-1]} bytes, not {num_bytes}"
+    return list(zip(starts[:-1], parts, strict=True))
 
 
 @dataclass
@@ -44,11 +52,13 @@ class SnapshotCopies:
         for buffer in range(SNAPSHOT_BUFFERS):
             self._free.put(buffer)
 
-    def take(self, slot: Any) -> int:
-        """Queues the copy of a slot's bytes, uint8 [num_bytes], as they are after what was queued
-        before; returns the buffer that they go to. Waits while all buffers are on their way."""
+    def take(self, parts: Sequence[Any]) -> int:
+        """Queues the copy of uint8 parts, num_bytes in all, one after another, as they are after
+        what was queued before; returns the buffer that they go to. Waits while all buffers are on
+        their way."""
         buffer, memory = self._free.get(), self.memory
-        memory.copy(self.device[buffer], slot)
+        for start, part in _placed(parts, self.num_bytes):
+            memory.copy(self.device[buffer, start : start + part.nbytes], part)
         self._taken[buffer] = memory.record(self._taken[buffer])
         with self._aside():
             memory.after(self._taken[buffer])
@@ -77,11 +87,13 @@ class SnapshotLoads:
         self.pinned = self.memory.pinned((LOAD_BUFFERS, self.num_bytes), np.uint8)
         self._sent: list[Any] = [None] * LOAD_BUFFERS
 
-    def load(self, slot: Any, value: bytes) -> None:
-        """Queues the copy of a snapshot to a slot's bytes; `value` may go at once."""
+    def load(self, parts: Sequence[Any], value: bytes) -> None:
+        """Queues the copy of num_bytes to uint8 parts of the device, one after another; `value` may
+        go at once."""
         buffer, self.turn = self.turn, (self.turn + 1) % LOAD_BUFFERS
         if self._sent[buffer] is not None:
             self.memory.wait(self._sent[buffer])
         self.pinned[buffer] = np.frombuffer(value, np.uint8)
-        self.memory.upload(slot, self.pinned[buffer])
+        for start, part in _placed(parts, self.num_bytes):
+            self.memory.upload(part, self.pinned[buffer, start : start + part.nbytes])
         self._sent[buffer] = self.memory.record(self._sent[buffer])

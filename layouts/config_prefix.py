@@ -30,9 +30,9 @@ def derive_prefix(
         binder.fault(
             "run.activations", "file", "seeded or stacked: recorded arrays belong to one request"
         )
-    if any(group.kind != "swa" for group in file.layer_groups):
-        binder.fault("prefix.contract", section.contract, "none where layers see all keys")
-    if section.contract != "full":
+    if file.paged is not None:
+        check_pages(file, binder)
+    elif section.contract != "full":
         check_producers_first(file, binder)
         if any(group.sink_tokens for group in file.layer_groups):
             binder.fault(
@@ -47,6 +47,17 @@ def derive_prefix(
         budget_bytes=section.budget_bytes,
         store=section.store,
     )
+
+
+def check_pages(file: ConfigFile, binder: Binder) -> None:
+    """Blocks of the cache are whole pages, and pages are stored, not rebuilt."""
+    section, page = file.prefix, file.paged.block_size
+    if section.contract != "full":
+        binder.fault("prefix.contract", section.contract, "full where layers see all keys")
+    if section.block_size % page != 0:
+        binder.fault(
+            "prefix.block_size", section.block_size, f"a multiple of paged.block_size {page}"
+        )
 
 
 def check_producers_first(file: ConfigFile, binder: Binder) -> None:

@@ -5,11 +5,15 @@ from typing import Protocol
 
 import numpy as np
 
+from .blocks import BlockTables
 from .table import SequenceTable
 
 
 class PrefixHooks(Protocol):
     """What the scheduler calls. Rows are those of its table."""
+
+    def bind(self, blocks: BlockTables | None) -> None:
+        """The block tables of the scheduler; None where nothing is paged. Called once."""
 
     def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
         """Raises RequestError for hash ids that do not fit the prompt; changes nothing."""
@@ -36,6 +40,8 @@ class PrefixHooks(Protocol):
 
 class NoPrefix:
     """Every sequence begins at position 0, and its chunks end where the budget says."""
+
+    def bind(self, blocks: BlockTables | None) -> None: ...
 
     def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
 

@@ -11,29 +11,33 @@ import numpy as np
 
 from ..layouts.errors import RequestError
 from ..layouts.sizes import align_down
+from .blocks import BlockTables
 from .prefix_index import Entry, PrefixIndex
 from .prefix_keys import extend_keys, keys_of_hash_ids
 from .prefix_rules import Resume, ResumeRule
 from .table import DECODE, NO_STOP, WAITING, SequenceTable
 
-RINGS = "rings"  # the one kind of layers that snapshots hold
+RINGS, PAGES = "rings", "pages"  # kinds of layers: with a window, and those that see all keys
 
 
 @dataclass(frozen=True)
 class SnapshotOrder:
-    """Copy the state slot now: it holds the prefix that `keys[blocks - 1]` names."""
+    """Copy the state slot now: it holds the prefix that `keys[blocks - 1]` names, and the pages of
+    `table` (ids of the paged pool, in order; None where nothing is paged) its tokens."""
 
     state_id: int
     keys: Sequence[bytes]
     blocks: int
+    table: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class RestoreOrder:
-    """Copy a snapshot into the state slot now."""
+    """Copy a snapshot into the state slot now, and its pages to those of `table`."""
 
     state_id: int
     snapshot: Any
+    table: np.ndarray | None = None
 
 
 @dataclass
@@ -85,9 +89,11 @@ class PrefixPlanner:
     block_size  tokens of a block, a multiple of rule.ratio
     interval    blocks between snapshots
     root        the key of the empty prefix
-    fetch       a snapshot by its key, or None where it is gone; called when a request is about to
-                be admitted, so that what cannot be read is a miss and not a broken slot
-    probe       whether a store that outlives the index has a key, or None
+    fetch       the snapshot of the prefix that keys[blocks - 1] names, or None where something of
+                it is gone, which the index has forgotten then; called when a request is about to be
+                admitted, so that what cannot be read is a miss and not a broken slot
+    probe       enters a prefix that a store which outlives the index may have, and says whether it
+                has it; None without such a store
     """
 
     def __init__(
@@ -98,8 +104,8 @@ class PrefixPlanner:
         block_size: int,
         interval: int,
         root: bytes,
-        fetch: Callable[[bytes], Any],
-        probe: Callable[[bytes], bool] | None = None,
+        fetch: Callable[[Sequence[bytes], int], Any],
+        probe: Callable[[Sequence[bytes], int], bool] | None = None,
     ) -> None:
         assert block_size % rule.ratio == 0
         self.rule, self.index, self.root = rule, index, root
@@ -111,6 +117,10 @@ class PrefixPlanner:
         # Every key of a prompt so far, where a run asks for `best_blocks`: it only grows.
         self.seen: set[bytes] | None = None
         self._rows: dict[int, _Row] = {}
+        self._tables: BlockTables | None = None
+
+    def bind(self, blocks: BlockTables | None) -> None:
+        self._tables = blocks
 
     def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
         """Raises RequestError where hash ids are given and do not cover the prompt's blocks."""
@@ -158,7 +168,9 @@ class PrefixPlanner:
             counters.hit_tokens += resume.boundary
         counters.replayed_tokens += resume.boundary - resume.start
         if resume.restore_first:
-            self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
+            state_id = int(table.state_id[row])
+            pages = self._pages(state_id, claim.blocks)
+            self.restores.append(RestoreOrder(state_id, claim.snapshot, pages))
         else:
             state.replaying = claim
 
@@ -190,7 +202,9 @@ class PrefixPlanner:
         self._extend(table, row, state)
         blocks = boundary // self.block_size  # exact: `step` is whole blocks
         if Entry(RINGS, state.keys[blocks - 1]) not in self.index:
-            self.snapshots.append(SnapshotOrder(int(table.state_id[row]), state.keys, blocks))
+            state_id = int(table.state_id[row])
+            pages = self._pages(state_id, blocks)
+            self.snapshots.append(SnapshotOrder(state_id, state.keys, blocks, pages))
 
     def preempted(self, row: int) -> None:
         """A row lost its slot."""
@@ -222,19 +236,32 @@ class PrefixPlanner:
     def _find(self, state: _Row, num_tokens: int) -> Claim | None:
         if self.probe is not None and state.probed < len(state.keys):
             self._adopt(state)
-        for blocks in list(self.index.boundaries(state.keys)):
-            resume = self.rule.resume(blocks * self.block_size, num_tokens)
+        while True:
+            blocks, resume = self._longest(state.keys, num_tokens)
             if resume is None:
-                continue
+                return None
             if state.claim is not None and state.claim.blocks == blocks:
                 return Claim(resume, blocks, state.claim.snapshot)
-            key = state.keys[blocks - 1]
-            snapshot = self.fetch(key)
+            snapshot = self.fetch(state.keys, blocks)
             if snapshot is not None:
                 return Claim(resume, blocks, snapshot)
             self.counters.failed_reads += 1
-            self.index.drop(Entry(RINGS, key))
-        return None
+
+    def _longest(self, keys: list[bytes], num_tokens: int) -> tuple[int, Resume | None]:
+        """Blocks of the longest prefix that is worth using, and how; 0 and None where none is."""
+        for blocks in self.index.boundaries(keys):
+            resume = self.rule.resume(blocks * self.block_size, num_tokens)
+            if resume is not None:
+                return blocks, resume
+        return 0, None
+
+    def _pages(self, state_id: int, blocks: int) -> np.ndarray | None:
+        """Pages that hold the first `blocks` blocks of the sequence in a state slot, int32; a
+        copy."""
+        if self._tables is None:
+            return None
+        pages = self._tables.blocks_of(blocks * self.block_size)
+        return self._tables.tables[state_id, :pages].copy()
 
     def _adopt(self, state: _Row) -> None:
         """Enters the longest prefix that the store has from elsewhere; each key is asked for once a
@@ -246,8 +273,7 @@ class PrefixPlanner:
                 continue
             if Entry(RINGS, keys[blocks - 1]) in self.index:
                 return
-            if self.probe(keys[blocks - 1]):
-                self.index.insert(RINGS, keys, blocks)
+            if self.probe(keys, blocks):
                 return
 
     def _stop(self, table: SequenceTable, row: int, state: _Row) -> int:

@@ -81,17 +81,19 @@ class ResumeRule:
 
 
 def resume_rule(cfg: Config, contract: Contract) -> ResumeRule:
-    """The rule of a model. A snapshot may have been taken after a decode step that stored up to
-    tokens_per_step - 1 positions past the boundary, which cost the oldest entries of a ring: those
+    """The rule of a model, of its layers with a window. A snapshot may have been taken after a
+    decode step that stored up to tokens_per_step - 1 positions past the boundary, which cost the
+    oldest entries of a ring: those
     from P + tokens_per_step - 1 - ring_len on are left (pinned first positions aside, which take
     room of their own and always are), and a start at s needs s - window + 1."""
+    layers = [layer for layer in cfg.layers if layer.window is not None]
     return ResumeRule(
         contract=contract,
-        ratio=lcm(*(layer.compression_ratio or 1 for layer in cfg.layers)),
-        window=max(layer.window for layer in cfg.layers),
-        reach=sum(layer.window - 1 for layer in cfg.layers[: cfg.num_layers]),
+        ratio=lcm(*(layer.compression_ratio or 1 for layer in layers)),
+        window=max(layer.window for layer in layers),
+        reach=sum(layer.window - 1 for layer in layers if layer.id < cfg.num_layers),
         back=min(
             layer.ring_len - layer.sink_tokens - (layer.window - 1) - (cfg.tokens_per_step - 1)
-            for layer in cfg.layers
+            for layer in layers
         ),
     )

@@ -61,6 +61,7 @@ class Scheduler:
             self.blocks = BlockTables(
                 limits.num_blocks, limits.block_size, limits.num_state_slots, limits.max_seq_len
             )
+        self._prefix.bind(self.blocks)
         self._ended: dict[str, Ended] = {}
         self._in_flight: InFlight | None = None
         self._steps = 0

@@ -1,6 +1,6 @@
 """A scheduler with a prefix cache and no engine: snapshots are numbers of blocks."""
 
-from ringslab.schedules.prefix_index import LayerKind, PrefixIndex
+from ringslab.schedules.prefix_index import Entry, LayerKind, PrefixIndex
 from ringslab.schedules.prefix_keys import root_key
 from ringslab.schedules.prefix_planner import RINGS, PrefixPlanner
 from ringslab.schedules.prefix_rules import ResumeRule
@@ -23,7 +23,7 @@ class Cached:
             block_size=block_size,
             interval=interval,
             root=root_key("test"),
-            fetch=self.stored.get,
+            fetch=self.fetch,
         )
         self.planner.seen = set()
         base = {
@@ -36,6 +36,12 @@ class Cached:
         }
         self.scheduler = Scheduler(SchedulerLimits(**base | change), self.planner)
         self.batches = []
+
+    def fetch(self, keys, blocks):
+        key = keys[blocks - 1]
+        if key not in self.stored:
+            self.index.drop(Entry(RINGS, key))
+        return self.stored.get(key)
 
     def submit(self, request):
         self.scheduler.submit(request)

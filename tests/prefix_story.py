@@ -98,7 +98,7 @@ class Run:
         buffers, found = engine.run_buffers(), []
         with engine.memory.scope():
             self.source.prepare(batch)
-            q, kv, out = buffers.q[:size], buffers.kv[:size], buffers.out[:size]
+            q, kv, out = buffers.first(size)
             for layer in range(len(engine.cfg.layers)):
                 self.source.fill(layer, batch, q, kv, out)
                 engine.attend(layer, batch, q, kv, out)

@@ -68,14 +68,25 @@ def test_a_stored_layer_above_a_rebuilt_one_needs_full(tmp_path):
     assert any(wanted in line for line in faults_of(cfg))
 
 
-def test_layers_that_see_all_keys_have_none_yet(tmp_path):
-    """Pages of global layers are not stored: full, exact and bounded are refused beside them."""
+@pytest.mark.parametrize(
+    ("contract", "block_size", "expected"),
+    [
+        ("exact", 16, "prefix.contract: got exact, expected full where layers see all keys"),
+        ("full", 24, "prefix.block_size: got 24, expected a multiple of paged.block_size 16"),
+        ("full", 32, None),
+    ],
+)
+def test_layers_that_see_all_keys_need_full(tmp_path, contract, block_size, expected):
+    """Pages are stored and never rebuilt, and blocks of the cache are whole pages."""
     path = tmp_path / "hybrid.yaml"
-    rest = "block_size: 16, snapshot_blocks: 1, budget_bytes: null, store: 'memory:'}"
+    rest = "snapshot_blocks: 1, budget_bytes: null, store: 'memory:'}"
     text = QUICKSTART.with_name("quickstart_hybrid.yaml").read_text()
-    path.write_text(f"{text}\nprefix: {{contract: full, {rest}\n")
-    (line,) = faults_of(path)
-    assert "prefix.contract: got full, expected none where layers see all keys" in line
+    section = f"prefix: {{contract: {contract}, block_size: {block_size}, {rest}"
+    path.write_text(f"{text}\n{section}\n")
+    if expected is None:
+        assert rs.load_config(path).prefix.block_size == 32
+    else:
+        assert any(expected in line for line in faults_of(path))
 
 
 def test_pinned_keys_need_full(tmp_path):

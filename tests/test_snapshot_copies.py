@@ -97,14 +97,14 @@ def test_no_step_tears_a_snapshot(seed, acts):
             for half in (slice(0, 4), slice(4, 8)):  # a kernel writes the slot in pieces
                 device.queue(lambda half=half, n=number: slot.__setitem__(half, n % 256))
         elif act == 1 and len(taken) < SNAPSHOT_BUFFERS:
-            taken.append((copies.take(slot), number))
+            taken.append((copies.take([slot]), number))
         elif act == 2 and taken:
             buffer, wanted = taken.pop(device.random.randrange(len(taken)))
             assert copies.read(buffer).tolist() == [wanted % 256] * SIZE
             copies.give_back(buffer)
         elif act == 3:
             sent += 1
-            loads.load(other, bytes([sent % 256]) * SIZE)
+            loads.load([other], bytes([sent % 256]) * SIZE)
             device.queue(lambda n=sent: loaded.append((n, other.tolist())))
     for buffer, wanted in taken:
         assert copies.read(buffer).tolist() == [wanted % 256] * SIZE
@@ -123,7 +123,7 @@ def test_the_model_sees_a_missing_event():
         copies, slot = SnapshotCopies(device.memory, SIZE), np.zeros(SIZE, np.uint8)
         device.queue(lambda slot=slot, seed=seed: slot.__setitem__(..., seed))
         copies.device[:] = 255
-        torn += copies.read(copies.take(slot)).tolist() != [seed] * SIZE
+        torn += copies.read(copies.take([slot])).tolist() != [seed] * SIZE
     assert torn > 0
 
 
@@ -131,10 +131,10 @@ def test_the_next_snapshot_waits_for_a_buffer():
     """All 16 buffers on their way: the 17th waits until one is given back, and no longer."""
     copies = SnapshotCopies(load_memory("cpu"), SIZE)
     slot = np.arange(SIZE, dtype=np.uint8)
-    buffers = [copies.take(slot) for _ in range(SNAPSHOT_BUFFERS)]
+    buffers = [copies.take([slot]) for _ in range(SNAPSHOT_BUFFERS)]
     assert sorted(buffers) == list(range(SNAPSHOT_BUFFERS))
     found = []
-    waiting = threading.Thread(target=lambda: found.append(copies.take(slot)))
+    waiting = threading.Thread(target=lambda: found.append(copies.take([slot])))
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
@@ -158,7 +158,7 @@ def test_on_a_gpu():
             taken = []
             for number in range(first, first + SNAPSHOT_BUFFERS):
                 slot.fill(number)
-                taken.append((copies.take(slot), number))
+                taken.append((copies.take([slot]), number))
                 slot.fill(255)
             for buffer, number in taken:
                 assert (copies.read(buffer) == number).all()

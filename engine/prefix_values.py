@@ -1,0 +1,110 @@
+"""Values of a prefix cache: bytes of state slots and of pages, between a device and a store."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..rawkernels.memory import Memory
+from ..schedules.prefix_index import Entry
+from .snapshot_copies import SnapshotCopies, SnapshotLoads
+from .store import Store
+from .store_seal import head_bytes
+
+KEY_PREFIX = b"ringslab/prefix/"
+
+
+def value_name(entry: Entry) -> bytes:
+    """The key of an entry's value in a store."""
+    return KEY_PREFIX + entry.kind.encode() + b"/" + entry.key
+
+
+def entry_bytes(kind: str, num_bytes: int) -> int:
+    """What a value of a kind counts in a store: its key, its seal and itself."""
+    name = value_name(Entry(kind, bytes(16)))
+    return len(name) + head_bytes(name) + num_bytes
+
+
+class PrefixValues:
+    """sizes: bytes of a value of each kind. On a GPU values leave through `SnapshotCopies` and a
+    thread that hands them to the store, one after another; on the host at once."""
+
+    def __init__(
+        self, store: Store, memory: Memory, sizes: dict[str, int], *, on_gpu: bool
+    ) -> None:
+        self.store, self.memory, self.sizes = store, memory, sizes
+        self._writer = ThreadPoolExecutor(1, "ringslab-snapshots") if on_gpu else None
+        self._copies: dict[str, SnapshotCopies] = {}
+        self._loads: dict[str, SnapshotLoads] = {}
+        if on_gpu:
+            self._copies = {kind: SnapshotCopies(memory, size) for kind, size in sizes.items()}
+            self._loads = {kind: SnapshotLoads(memory, size) for kind, size in sizes.items()}
+        self._pending: dict[Entry, Future] = {}
+        self._refused: list[Entry] = []
+
+    def put(self, entry: Entry, parts: Sequence[Any]) -> None:
+        """Queues the copy of a value, the parts (uint8, on the device) one after another, as they
+        are after what was queued before. `take_refused` tells what became of it."""
+        if self._writer is None:
+            value = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if not self.store.put(value_name(entry), value):
+                self._refused.append(entry)
+        else:
+            buffer = self._copies[entry.kind].take(parts)
+            self._pending[entry] = self._writer.submit(self._write, buffer, entry)
+
+    def get(self, entry: Entry) -> bytes | None:
+        """A value, waited for while it is on its way; None where it is gone or damaged."""
+        pending = self._pending.get(entry)
+        if pending is not None:
+            pending.result()
+        value = self.store.get(value_name(entry))
+        return value if value is not None and len(value) == self.sizes[entry.kind] else None
+
+    def load(self, kind: str, value: bytes, parts: Sequence[Any]) -> None:
+        """Queues the copy of a value to parts of the device's memory."""
+        if self._writer is not None:
+            self._loads[kind].load(parts, value)
+            return
+        whole, start = np.frombuffer(value, np.uint8), 0
+        for part in parts:
+            self.memory.upload(part, whole[start : start + part.nbytes])
+            start += part.nbytes
+
+    def contains(self, entry: Entry) -> bool:
+        return self.store.contains(value_name(entry))
+
+    def delete(self, entry: Entry) -> None:
+        if self._writer is None:
+            self.store.delete(value_name(entry))
+        else:  # after its put
+            self._writer.submit(self.store.delete, value_name(entry))
+
+    def take_refused(self) -> list[Entry]:
+        """Values that the store did not take, of those whose put has ended."""
+        for entry in [entry for entry, future in self._pending.items() if future.done()]:
+            if not self._pending.pop(entry).result():
+                self._refused.append(entry)
+        refused, self._refused = self._refused, []
+        return refused
+
+    def flush(self) -> None:
+        """Waits until every value is with the store."""
+        for future in list(self._pending.values()):
+            future.result()
+        self.store.flush()
+
+    def close(self) -> None:
+        """Hands over what is on its way and closes the store."""
+        if self._writer is not None:
+            self._writer.shutdown()
+        self.store.close()
+
+    def _write(self, buffer: int, entry: Entry) -> bool:
+        """On the writer's thread."""
+        copies = self._copies[entry.kind]
+        try:
+            return self.store.put(value_name(entry), copies.read(buffer))
+        finally:
+            copies.give_back(buffer)
