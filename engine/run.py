@@ -282,11 +282,11 @@ def _report(state: RunState, interrupted: bool) -> dict:
                 "prompt_tokens": request.prompt_len,
                 "output_tokens": int(stats.generated[row]),
                 "cached_tokens": int(stats.cached[row]),
-                **stats.times(row, state.arrivals),
                 "digest": digests[request.id],
             }
             for request, row in done
         ],
+        "times": [{"id": r.id} | stats.times(row, state.arrivals) for r, row in done],
     }
 
 

@@ -170,7 +170,7 @@ def test_arrivals_are_waited_for():
     report = run("cpu", "none", "run.trace.time_scale=0.2", trace=trace)
     assert time.perf_counter() - start > 0.1
     assert report["latency"]["since"] == "arrival"
-    for item in report["completed"]:
+    for item in report["times"]:
         assert 0 <= item["queue_s"] <= item["first_token_s"]
         assert item["per_token_s"] > 0
     assert report["latency"]["queue_s"]["p50"] < 0.1

@@ -51,7 +51,7 @@ def write_plots(report: dict[str, Any], path: str) -> None:
 def _draw_times(axes: Any, report: dict[str, Any]) -> None:
     """The share of requests that took at most so long."""
     for name, label in TIMES.items():
-        times = np.sort([r[name] for r in report["completed"] if r[name] is not None])
+        times = np.sort([r[name] for r in report["times"] if r[name] is not None])
         times = times[times > 0]  # the axis is logarithmic
         if times.size:
             axes.step(times, np.arange(1, times.size + 1) / times.size, where="post", label=label)
