@@ -2,8 +2,9 @@
 orders (schedules/prefix_planner.py). docs/prefix.md says what the contracts promise.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,9 +139,9 @@ class PrefixCache:
         engine's `StepTools`."""
         for order in self.planner.take_restores():
             rings, pages = order.snapshot
-            self.values.load(RINGS, rings, [self._slot(tools.slab, order.state_id)])
-            for value, parts in zip(pages, self._pages(tools, order.table), strict=True):
-                self.values.load(PAGES, value, parts)
+            self.values.load(RINGS, rings, self._slot(tools.slab, order.state_id))
+            for block, value in enumerate(pages):
+                self.values.load(PAGES, value, self._pages(tools, order.table, block))
             self.counters.restores += 1
 
     def after_step(self, tools: Any, lacking: set[int]) -> None:
@@ -151,9 +152,11 @@ class PrefixCache:
             if order.state_id in lacking:
                 self.counters.skipped += 1
                 continue
-            for blocks, parts in enumerate(self._pages(tools, order.table), 1):
-                self._save(PAGES, order.keys, blocks, parts)
-            self._save(RINGS, order.keys, order.blocks, [self._slot(tools.slab, order.state_id)])
+            for block in range(order.blocks if self.paged is not None else 0):
+                pages = partial(self._pages, tools, order.table, block)
+                self._save(PAGES, order.keys, block + 1, pages)
+            rings = partial(self._slot, tools.slab, order.state_id)
+            self._save(RINGS, order.keys, order.blocks, rings)
         self._settle()
 
     def flush(self) -> None:
@@ -189,27 +192,26 @@ class PrefixCache:
         self.planner.counters = PlannerCounters()
         self.counters = CacheCounters()
 
-    def _slot(self, slab: Any, state_id: int) -> Any:
+    def _slot(self, slab: Any, state_id: int) -> list[Any]:
+        """The bytes of a state slot that are stored, uint8 [num_bytes]."""
         begin = state_id * self.layout.slot_bytes
-        return slab[begin : begin + self.num_bytes]
+        return [slab[begin : begin + self.num_bytes]]
 
-    def _pages(self, tools: Any, table: np.ndarray | None) -> list[list[Any]]:
-        """Of each block of a prefix the pages that hold it, uint8 [block_bytes] each."""
-        if table is None:
-            return []
+    def _pages(self, tools: Any, table: np.ndarray, block: int) -> list[Any]:
+        """The pages that hold a block of a prefix, uint8 [block_bytes] each."""
         size, pool = self.paged.block_bytes, tools.paged.pool
-        pages = [pool[page * size : (page + 1) * size] for page in table.tolist()]
         step = div_exact(self.config.block_size, self.paged.block_size)
-        return [pages[first : first + step] for first in range(0, len(pages), step)]
+        pages = table[block * step : (block + 1) * step].tolist()
+        return [pool[page * size : (page + 1) * size] for page in pages]
 
-    def _save(self, kind: str, keys: Any, blocks: int, parts: list[Any]) -> None:
+    def _save(self, kind: str, keys: Any, blocks: int, get_parts: Callable[[], list]) -> None:
         entry = Entry(kind, keys[blocks - 1])
         if entry in self.index:
             return
         gone = self.index.insert(kind, keys, blocks)
         if entry not in gone:
             self.counters.snapshots += kind == RINGS
-            self.values.put(entry, parts)
+            self.values.put(entry, get_parts())
         self._forget(other for other in gone if other != entry)
 
     def _forget(self, entries: Iterable[Entry]) -> None:

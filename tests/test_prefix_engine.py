@@ -1,5 +1,7 @@
 """Prefix hits in an engine with stacked layers: what the contracts promise, bit by bit."""
 
+import time
+
 import numpy as np
 import pytest
 from prefix_story import Run, block, cached, continued, errors, tiny_alone
@@ -7,6 +9,7 @@ from store_cases import RedisServer, redis_problem
 
 import ringslab as rs
 from ringslab.engine.prefix_cache import snapshot_bytes
+from ringslab.engine.prefix_values import PrefixValues, value_name
 from ringslab.engine.workspace import engine_sizes
 from ringslab.errors import BatchError
 
@@ -275,3 +278,50 @@ def test_a_shared_server_that_goes_away(tmp_path):
             assert found[-1] == 24
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02])
+def test_values_on_their_way(delay_s):
+    """As on a GPU: values leave by buffers and a thread, to a store that takes its time. What is
+    wanted while it is on its way is waited for, so hits are those of a run that stores at once;
+    evictions come after the puts they undo; outputs are the bits of each request alone."""
+    with cached("full", "prefix.budget_bytes=31000", "engine.num_state_slots=2") as engine:
+        cache = engine.prefix
+        put, deleted = cache.store.put, []
+        cache.store.put = lambda *given: time.sleep(delay_s) or put(*given)
+        cache.values = PrefixValues(cache.store, cache.memory, cache.values.sizes, on_gpu=True)
+        remove = cache.store.delete
+        cache.store.delete = lambda name: deleted.append(name) or remove(name)
+        run, hits = Run(engine), []
+        for turn, names in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 3), (5, 6, 7, 8), (1, 2, 3)]):
+            run.submit(f"r{turn}", prompt_of(*names, tail=1 + turn), 3)
+            run.run(drafts=lambda id, room: (min(2, room), min(1, room)))
+            hits.append(run.first_outputs[f"r{turn}"][0])
+        assert hits == [0, 16, 24, 0, 24]
+        cache.flush()
+        assert len(cache.store.shelf._values) == len(cache.index) <= 5
+        assert set(cache.store.shelf._values) == {value_name(e) for e in cache.index._entries}
+        assert len(deleted) > 0
+    for id, known in run.known.items():
+        wanted = tiny_alone(tuple(known.tolist()))
+        for (name, layer, position), rows in run.outputs.items():
+            if name == id:
+                np.testing.assert_array_equal(rows, wanted[layer, position])
+
+
+def test_a_store_that_takes_nothing():
+    """Every put is refused: counted, forgotten, and no request finds anything."""
+    for on_gpu in (False, True):
+        with cached("full") as engine:
+            cache = engine.prefix
+            cache.values = PrefixValues(
+                cache.store, cache.memory, cache.values.sizes, on_gpu=on_gpu
+            )
+            cache.store.put = lambda name, value: False
+            run = Run(engine)
+            for id in "ab":
+                run.submit(id, prompt_of(1, 2, tail=1), 0)
+                run.run()
+            cache.flush()
+            assert (cache.counters.refused, len(cache.index)) == (4, 0)
+            assert run.first_outputs["b"][0] == 0

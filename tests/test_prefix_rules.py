@@ -1,10 +1,13 @@
 """The arithmetic of the three contracts, and what the scheduler makes of a hit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from prefix_model import BOUNDED, EXACT, FULL, Cached
 
 import ringslab as rs
+from ringslab.engine.traces import read_trace
 from ringslab.errors import RequestError
 from ringslab.schedules.prefix_rules import Resume, resume_rule
 
@@ -188,3 +191,22 @@ def test_hash_ids_are_used_as_they_are():
         cached.submit(rs.Request("c", a, 1, hash_ids=(5,)))
     assert cached.scheduler.done
     assert cached.planner.counters.best_blocks == 2
+
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not beside the repository")
+def test_a_trace_one_request_after_another():
+    """The scheduler with an endless cache and a snapshot at every block, ids of 4 tokens: all 322
+    blocks that the first 200 requests of the conversation trace can have."""
+    path = SHARED / "mooncake_conversation_first2000.jsonl"
+    cached = Cached(FULL, block_size=4, token_budget=1 << 16, num_state_slots=1)
+    for entry in read_trace(path, num_requests=200, block_tokens=4):
+        prompt = entry.prompt(seed=1, vocab_size=1000)
+        cached.run(rs.Request(entry.id, prompt, entry.max_new_tokens, 0.0, entry.hash_ids))
+    counters = cached.planner.counters
+    assert (counters.hit_blocks, counters.best_blocks) == (322, 322)
+    entries = read_trace(path, num_requests=200, block_tokens=4)
+    prompts = sum(entry.prompt_len for entry in entries)
+    assert cached.scheduler.counters.prefill_tokens == prompts - 4 * 322
