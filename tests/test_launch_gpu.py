@@ -231,3 +231,29 @@ def test_first_use_inside_a_capture_is_refused():
         operations("cuda").apply_rope(x, positions, out, rope=rope)
     stream.synchronize()
     assert int(cupy.count_nonzero(out)) > 0
+
+
+def test_a_capture_has_workspaces_of_its_own():
+    """Scratch memory that an operation took on the current stream: a capture, which has a stream of
+    its own, finds other memory under the same name, and is refused what was never taken."""
+    import cupy
+
+    from ringslab.rawkernels.device.workspaces import stream_workspace
+    from ringslab.rawkernels.memory import load_memory
+
+    memory = load_memory("cuda")
+    seen = []
+
+    def use(name="test: a capture's workspace"):
+        seen.append(stream_workspace(name, lambda: cupy.zeros(4, "uint32")))
+        seen[-1] += 1
+
+    use()
+    launch = memory.capture(use)
+    assert seen[0].data.ptr != seen[1].data.ptr
+    launch()
+    launch()
+    assert seen[0].get().tolist() == [1] * 4
+    assert seen[1].get().tolist() == [2] * 4
+    with pytest.raises(rs.errors.BackendError, match="scratch of none"):
+        memory.capture(lambda: use("scratch of none"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...layouts.formats import RecordFormat
 from ..device.probe import current_device
-from ..device.streams import refuse_in_capture, stream_pointer
+from ..device.workspaces import stream_workspace
 from .gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, Cut, state_words
 
 
@@ -37,12 +37,10 @@ def split_workspace(
         return None, None
     assert split_bytes(fmt, cut, units, num_parts) <= MAX_SPLIT_BYTES, "choose_cut bounds them"
     assert units <= MAX_UNITS, "choose_cut bounds them"
-    return _workspace(current_device(), stream_pointer(stream))
+    return stream_workspace("partial sums", _make, stream)
 
 
-@cache
-def _workspace(device: int, stream: int) -> tuple[Any, Any]:
-    refuse_in_capture("taking memory for partial sums")
+def _make() -> tuple[Any, Any]:
     import cupy
 
     return cupy.empty(MAX_SPLIT_BYTES // 4, "float32"), cupy.zeros(MAX_UNITS, "uint32")

@@ -10,7 +10,8 @@ import numpy as np
 from ...layouts.errors import DeviceMemoryError
 from ..memory import Memory, refuse_too_large
 from .probe import gpu_problem
-from .streams import cupy_stream, is_capturing
+from .streams import cupy_stream, is_capturing, stream_pointer
+from .workspaces import take_workspaces_of
 
 HOLD_S = 1.0  # the longest that a held stream waits for its release
 
@@ -136,11 +137,15 @@ def _copies() -> tuple[Callable[..., Any], ...]:
 
 def _capture(run: Callable[[], None]) -> Callable[[], None]:
     """`Memory.capture`. The graph is captured on a stream of its own, because the current one may
-    be the null stream, which cannot be captured."""
+    be the null stream, which cannot be captured. The graph keeps that stream, so that no other gets
+    its address, and with it its workspaces."""
     import cupy
 
+    current = stream_pointer()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
+        if take_workspaces_of(current):
+            stream.synchronize()  # they are cleared before the graph's first launch elsewhere
         stream.begin_capture()
         try:
             run()
@@ -150,7 +155,11 @@ def _capture(run: Callable[[], None]) -> Callable[[], None]:
             raise
         graph = stream.end_capture()
     graph.upload(cupy.cuda.get_current_stream())
-    return graph.launch
+
+    def launch(captured_on: Any = stream) -> None:
+        graph.launch()
+
+    return launch
 
 
 def _hold() -> Callable[[], None]:
