@@ -29,6 +29,7 @@ class Operations:
     ring_load: Callable[..., None]
     paged_store: Callable[..., None]
     paged_load: Callable[..., None]
+    paged_decode: Callable[..., None]
     window_prefill: Callable[..., None]
     window_decode: Callable[..., None]
     seeded_activations: Callable[..., None]

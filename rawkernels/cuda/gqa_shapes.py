@@ -20,7 +20,7 @@ RECORD_TYPES = {"bf16": 0, "fp16": 1, "mxfp8": 2}
 MAX_HEAD_DIM = 256
 MAX_BLOCK_HEADS = 8  # KV heads of a thread block, a warp each
 MAX_ROW_TILES = 4  # groups of 8 query rows of a warp; a lane reads the plan of a token
-ACCUMULATORS = 256  # ROW_TILES * HEAD_DIM that fit the registers; with several parts half of it
+ACCUMULATORS = 256  # ROW_TILES * HEAD_DIM that fit the registers, where nothing else needs them
 STAGE_BYTES = 36 * 1024  # of 16 keys; above this a block serves fewer heads
 BLOCK_SHARED = 101_000  # two blocks share a multiprocessor of 227 KB; one fits 99 KB of sm_86
 SMALL_BLOCK_SHARED = 52_000  # of blocks of few warps, four of which share a multiprocessor
@@ -66,9 +66,10 @@ def key_stride(fmt: RecordFormat, heads: int) -> int:
     return row if row // 16 % 2 else row + 16  # exact: whole 16s
 
 
-def max_row_tiles(head_dim: int, num_parts: int) -> int:
-    room = ACCUMULATORS if num_parts == 1 else ACCUMULATORS // 2
-    return max(1, min(MAX_ROW_TILES, room // head_dim))  # rounded down
+def max_row_tiles(fmt: RecordFormat, num_parts: int) -> int:
+    """Groups of 8 rows whose accumulators, and those of all parts together, fit the registers."""
+    room = ACCUMULATORS if num_parts == 1 and fmt.type != "mxfp8" else ACCUMULATORS // 2
+    return max(1, min(MAX_ROW_TILES, room // fmt.head_dim))  # rounded down
 
 
 def part_keys(max_length: int) -> int:
@@ -96,13 +97,13 @@ def choose_cut(
     tiles = div_ceil(group * max_tokens, 8)
     num_parts = parts_of(max_length)
     row_tiles = next((n for n in (1, 2, 4) if n >= tiles), MAX_ROW_TILES)
-    row_tiles = min(row_tiles, max_row_tiles(fmt.head_dim, num_parts))
+    row_tiles = min(row_tiles, max_row_tiles(fmt, num_parts))
     units = num_seqs * div_ceil(tiles, row_tiles)
 
     heads = _choose_heads(fmt, units, num_parts, multiprocessors)
     blocks = units * div_exact(fmt.num_kv_heads, heads)
     # Blocks of 9 warps and more with wide accumulators have a multiprocessor to themselves.
-    wide = row_tiles * fmt.head_dim >= 128
+    wide = _width(fmt, row_tiles, num_parts) >= 128
     slots = multiprocessors if wide and heads > 4 else 2 * multiprocessors
     splits = 1
     if num_parts > 1 and blocks < FILLED * multiprocessors:
@@ -147,11 +148,16 @@ def shared_bytes(fmt: RecordFormat, cut: Cut) -> int:
     return align_up(stages + cut.stages * 16 + cut.row_tiles * 8 * 12 + 4, 16)
 
 
-def _min_blocks(cut: Cut, head_dim: int) -> int:
-    """Blocks that shall fit a multiprocessor. Two of 9 warps leave a thread 96 registers, two of 5
+def _width(fmt: RecordFormat, row_tiles: int, num_parts: int) -> int:
+    """A measure of the registers that a thread needs: 96 do for 64, 168 for 128 (256 in parts)."""
+    return row_tiles * fmt.head_dim * (2 if num_parts > 1 and fmt.head_dim < 128 else 1)
+
+
+def _min_blocks(fmt: RecordFormat, cut: Cut, num_parts: int) -> int:
+    """Blocks that shall fit a multiprocessor. Two of 10 warps leave a thread 96 registers, two of 6
     warps 168; more accumulators need more."""
-    width = cut.row_tiles * head_dim
-    return 2 if width <= 64 or (width <= 128 and cut.heads <= 4) else 1
+    width, warps = _width(fmt, cut.row_tiles, num_parts), cut.heads + cut.fetchers
+    return 2 if (width <= 64 and warps <= 10) or (width <= 128 and warps <= 6) else 1
 
 
 @cache
@@ -171,7 +177,7 @@ def gqa_macros(fmt: RecordFormat, cut: Cut, max_length: int, softcap: bool) -> M
         KEY_TILE=KEY_TILE,
         PART_KEYS=part_keys(max_length),
         MULTI_PART=int(parts_of(max_length) > 1),
-        MIN_BLOCKS=_min_blocks(cut, fmt.head_dim),
+        MIN_BLOCKS=_min_blocks(fmt, cut, parts_of(max_length)),
         SHARED_BYTES=shared_bytes(fmt, cut),
     )
 

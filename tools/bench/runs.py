@@ -30,6 +30,7 @@ OPERATIONS = (
     "ring_load",
     "paged_store",
     "paged_load",
+    "paged_decode",
     "quantize_mxfp8",
     "dequantize_mxfp8",
     "apply_rope",

@@ -96,6 +96,7 @@ def options_of(layer: Any, sink: Any) -> dict[str, Any]:
         "softmax_scale": layer.softmax_scale,
         "sink": sink if layer.sink else None,
         "rope_out": layer.rope if layer.inverse_rope_out else None,
+        "softcap": layer.softcap or 0.0,
     }
     return {**options, "softcap": layer.softcap} if layer.softcap else options
 
