@@ -142,15 +142,23 @@ __device__ __forceinline__ void fill_stage(uint32_t stage, const uint8_t* record
     copy_run<2>(to, record, first_head, filled);
     copy_run<3>(to, record, first_head, filled);
   } else {
-#pragma unroll 4
-    for (int key = fetcher; key < KEY_TILE; key += FETCHERS) {
-      const uint8_t* from = shuffle_address(record, key);
-      if (from == nullptr) continue;
-      const uint32_t to = stage + key * KEY_STRIDE;
-      copy_pieces<0>(to, from, first_head);
-      copy_pieces<1>(to, from, first_head);
-      copy_pieces<2>(to, from, first_head);
-      copy_pieces<3>(to, from, first_head);
+    // Addresses of four keys at a time: each takes a shuffle, which is long to wait for alone.
+    static_assert(KEY_TILE % (4 * FETCHERS) == 0, "a fetcher's keys come by the four");
+#pragma unroll
+    for (int first = 0; first < KEY_TILE; first += 4 * FETCHERS) {
+      const uint8_t* from[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        from[i] = shuffle_address(record, first + i * FETCHERS + fetcher);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (from[i] == nullptr) continue;
+        const uint32_t to = stage + (first + i * FETCHERS + fetcher) * KEY_STRIDE;
+        copy_pieces<0>(to, from[i], first_head);
+        copy_pieces<1>(to, from[i], first_head);
+        copy_pieces<2>(to, from[i], first_head);
+        copy_pieces<3>(to, from[i], first_head);
+      }
     }
     if constexpr (COPY_ALIGN >= 4)
       arrive_after_copies(filled);

@@ -3,7 +3,7 @@
 // grid (num_seqs * splits * row_groups * head_groups); block 32 * (HEADS + FETCHERS)
 // in   slab uint8 [num_state_slots * slot_bytes], flat; q [num_tokens, num_q_heads, HEAD_DIM],
 //      bf16, or fp16 for fp16 records; offset_len int32 [num_tokens, 2]; cu_seqlens_q
-//      [num_seqs + 1]; num_pinned int32 [num_tokens] for rings that pin their first positions, else null
+//      [num_seqs + 1]; num_pinned int32 [num_tokens] for rings that pin first positions, else null
 // out  out like q; lse f32 [num_tokens, num_q_heads]
 // needs records written earlier on the same stream, the plan before the kernel ahead; sm_80 or
 //      later; no visible key gives out 0 and lse -inf; an offset_len outside the slab the same
