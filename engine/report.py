@@ -107,12 +107,16 @@ def check_report_path(path: str | Path) -> None:
 
 
 def check_separate_files(call: str, files: Mapping[str, Any]) -> None:
-    """Raises ArgumentError where two of the named files (None: not asked for) are one: the later
-    would be written over the earlier."""
+    """Raises ArgumentError where two of the named files (None: not asked for) are one, so that the
+    later would be written over the earlier, and for a name that no file can have."""
     seen: dict[str, str] = {}
     for name, path in files.items():
         if path is None:
             continue
+        if "\0" in os.fspath(path):
+            raise ArgumentError(
+                f"{call}: {name} {os.fspath(path)!r} holds a NUL, as no file's name"
+            )
         first = seen.setdefault(os.path.realpath(path), name)
         if first != name:
             raise ArgumentError(

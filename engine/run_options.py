@@ -34,8 +34,11 @@ def check_run_options(
             continue
         if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
             raise ArgumentError(f"run: {name}={path!r} but must be a path or None")
-        check_report_path(path)
-    check_separate_files("run", {"report_path": report_path, "timeline_path": timeline_path})
+    files = {"report_path": report_path, "timeline_path": timeline_path}
+    check_separate_files("run", files)
+    for path in files.values():
+        if path is not None:
+            check_report_path(path)
 
 
 def trace_list(trace: Any) -> list:

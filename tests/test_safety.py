@@ -225,6 +225,7 @@ def test_a_report_takes_the_place_of_a_link(tmp_path):
         (["--timeline", "t.json", "--plot", "t.svg"], "the picture of --timeline and --plot are"),
         (["--trace", "t.jsonl", "--report", "t.jsonl"], "--trace and --report are both t.jsonl"),
         (["--report", str(TINY)], "CONFIG and --report are both"),
+        (["--report", "a\0b"], "--report 'a\\x00b' holds a NUL"),
         (["--timeline", "no/t.json"], "No such file"),
     ],
 )
@@ -235,8 +236,10 @@ def test_one_file_is_not_written_over_by_another(tmp_path, monkeypatch, capsys, 
     assert main(["run", str(TINY), "--backend", "reference", *options]) == 2
     assert says in capsys.readouterr().err
     assert tree(tmp_path) == set()
-    with (
-        rs.Engine(tiny(), "reference") as engine,
-        pytest.raises(ArgumentError, match=r"are both .*r\.json"),
-    ):
-        engine.run(report_path="r.json", timeline_path=tmp_path / "r.json")
+    assert main(["prefix", str(TINY), "--report", str(TINY)]) == 2
+    assert "prefix: CONFIG and --report are both" in capsys.readouterr().err
+    with rs.Engine(tiny(), "reference") as engine:
+        with pytest.raises(ArgumentError, match=r"are both .*r\.json"):
+            engine.run(report_path="r.json", timeline_path=tmp_path / "r.json")
+        with pytest.raises(ArgumentError, match=r"timeline_path .* holds a NUL"):
+            engine.run(timeline_path="a\0b")

@@ -15,7 +15,7 @@ import numpy as np
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
 from ..engine.progress import open_progress
-from ..engine.report import check_report_path
+from ..engine.report import check_report_path, check_separate_files
 from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError(
             f"--contracts {args.contracts} but must name two or more of {', '.join(CONTRACTS)}"
         )
+    files = {"CONFIG": args.config, "--trace": args.trace, "--report": args.report}
+    check_separate_files("prefix", files)
     if args.report:
         check_report_path(args.report)
     if args.overhead:
