@@ -25,7 +25,12 @@ PACKAGES = {
     "numba-cuda": "0.30.4",
     "cuda-bindings": "13.0.3",
     "nvtx": "0.2.17",
+    "redis": "8.1.0",
+    "matplotlib": "3.11.2",
+    "pytest": "9.0.0",
+    "transformers": "5.17.0",
 }
+PROGRAMS = {name: f"/usr/bin/{name}" for name in ("g++", "nvdisasm", "redis-server")}
 CACHE = {"path": "/c", "variable": "V", "problem": None, "files": 3, "bytes": 4096}
 
 
@@ -41,7 +46,7 @@ def make_facts(packages=None, **changes) -> Facts:
         "nvrtc": "13.0",
         "nvrtc_problem": None,
         "cache": CACHE,
-        "programs": {"g++": "/usr/bin/g++", "nvdisasm": "/usr/bin/nvdisasm"},
+        "programs": PROGRAMS,
     }
     return Facts(**(values | changes))
 
@@ -60,14 +65,18 @@ def test_a_sound_machine_has_no_findings():
         ({"packages": {"cupy-cuda12x": "14.2.0"}}, "error", "installed together", "uninstall"),
         ({"packages": {"cuda-bindings": "12.9.1"}}, "error", "different major", "==13.*'"),
         ({"packages": {"cupy-cuda13x": None}}, "warning", "CuPy is not installed", "[cuda]"),
-        ({"packages": {"ml_dtypes": None}}, "error", "ml_dtypes is not", "pip install ."),
+        ({"packages": {"ml_dtypes": None}}, "error", "ml_dtypes is not", "pip install ml_dtypes"),
+        ({"packages": {"redis": None}}, "note", "redis://", "pip install 'redis>=5'"),
+        ({"packages": {"matplotlib": None}}, "note", "ringslab plot", "pip install 'matplotlib"),
+        ({"packages": {"transformers": None}}, "note", "no transformers", "pip install transf"),
+        ({"programs": PROGRAMS | {"redis-server": None}}, "note", "no redis-server", "apt-get"),
         ({"packages": {"lmdb": None}}, "warning", "lmdb is not", "pip install 'lmdb>=3'"),
         ({"packages": {"lmdb": "2.2.0"}}, "warning", "lmdb 2.2.0 is too old", "lmdb>=3"),
         ({"packages": {"nvtx": None}}, "note", "no nvtx", "pip install nvtx"),
         ({"nvrtc": None, "nvrtc_problem": "no lib"}, "warning", "no NVRTC", "[cuda]"),
         ({"cache": CACHE | {"problem": "/c is refused"}}, "warning", "/c is refused", "set V"),
-        ({"programs": {"g++": "g", "nvdisasm": None}}, "note", "no nvdisasm", "nvdisasm"),
-        ({"programs": {"g++": None, "nvdisasm": "n"}}, "note", "no g++", "g++"),
+        ({"programs": PROGRAMS | {"nvdisasm": None}}, "note", "no nvdisasm", "nvdisasm"),
+        ({"programs": PROGRAMS | {"g++": None}}, "note", "no g++", "g++"),
         (
             {"gpus": ({**H200, "compute_capability": (7, 5), "arch": "sm_75"},)},
             "warning",
@@ -87,6 +96,12 @@ def test_one_fault_is_one_finding(changes, level, words, mend):
 def test_numpy_2_5_without_numba_cuda_is_fine():
     """Only numba-cuda stumbles over numpy 2.5: without it there is nothing to say."""
     assert find(make_facts(packages={"numpy": "2.5.5", "numba-cuda": None})) == []
+
+
+def test_tools_of_the_tests_are_missed_with_pytest_only():
+    """Without pytest nobody runs tests: transformers and redis-server are not missed."""
+    none = {"pytest": None, "transformers": None}
+    assert find(make_facts(none, programs=PROGRAMS | {"redis-server": None})) == []
 
 
 def test_errors_come_first():

@@ -23,10 +23,13 @@ PACKAGES = (
     "rich",
     "lmdb",
     "redis",
+    "matplotlib",
     "cupy-cuda13x",
     "numba-cuda",
     "cuda-bindings",
     "nvtx",
+    "pytest",
+    "transformers",
 )
 OTHER_CUPY = ("cupy", "cupy-cuda11x", "cupy-cuda12x")  # listed only where they are installed
 
@@ -48,7 +51,11 @@ def gather_facts() -> Facts:
         nvrtc=nvrtc,
         nvrtc_problem=nvrtc_problem,
         cache=_cache(),
-        programs={"g++": shutil.which("g++"), "nvdisasm": find_disassembler()},
+        programs={
+            "g++": shutil.which("g++"),
+            "nvdisasm": find_disassembler(),
+            "redis-server": shutil.which("redis-server"),
+        },
     )
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-INSTALL_CUDA = "pip install '.[cuda]'"  # in a checkout
-INSTALL_DEV = "pip install '.[dev]'"
+# pip takes the extras of what is installed, from a wheel or a checkout (`pip install -e .`) alike.
+INSTALL_CUDA = "pip install 'ringslab[cuda]'"
+INSTALL_DEV = "pip install 'ringslab[dev]'"
 MIN_COMPUTE_CAPABILITY = (8, 0)  # mma.sync with bf16 operands
 # numba-cuda 0.30.4 uses numpy.row_stack, which numpy 2.5 took away.
 NUMPY_WITHOUT_ROW_STACK = (2, 5)
@@ -106,7 +107,7 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
 def _missing(facts: Facts) -> Iterator[Finding]:
     for name in ("numpy", "numba", "pyyaml", "ml_dtypes", "rich"):
         if not facts.packages.get(name):
-            yield Finding("error", f"{name} is not installed", "pip install .")
+            yield Finding("error", f"{name} is not installed", f"pip install {name}")
     lmdb = facts.packages.get("lmdb")
     if not lmdb or version_of(lmdb)[0] < 3:
         found = f"lmdb {lmdb} is too old" if lmdb else "lmdb is not installed"
@@ -128,9 +129,36 @@ def _missing(facts: Facts) -> Iterator[Finding]:
             "no nvdisasm, so `ringslab compile` counts no opcodes",
             "pip install nvidia-cuda-nvdisasm",
         )
+    yield from _optional(facts)
+
+
+def _optional(facts: Facts) -> Iterator[Finding]:
+    """Notes of what some commands and tests need. Those of tests only where pytest is there."""
+    if not facts.packages.get("redis"):
+        yield Finding("note", "no redis, so no store at redis:// opens", "pip install 'redis>=5'")
+    if not facts.packages.get("matplotlib"):
+        yield Finding(
+            "note",
+            "no matplotlib, so `ringslab plot`, `run --plot` and `bench --plot` draw nothing",
+            "pip install 'matplotlib>=3.9'",
+        )
     if not facts.programs.get("g++"):
         yield Finding(
             "note",
             "no g++, so the tests that run the CUDA codec on the host are skipped",
             "install g++ (Debian: apt-get install g++)",
+        )
+    if not facts.packages.get("pytest"):
+        return
+    if not facts.packages.get("transformers"):
+        yield Finding(
+            "note",
+            "no transformers, so the tests that compare with its masks and caches are skipped",
+            "pip install transformers torch",
+        )
+    if not facts.programs.get("redis-server"):
+        yield Finding(
+            "note",
+            "no redis-server, so the tests that start one are skipped",
+            "install Redis (Debian: apt-get install redis-server)",
         )
