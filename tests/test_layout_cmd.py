@@ -2,9 +2,12 @@
 
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import ringslab as rs
+from ringslab.layouts.config import packaged_configs
 from ringslab.tools.main import main
 
 
@@ -79,3 +82,42 @@ def test_wrong_files(capsys, tmp_path):
         assert captured.err.startswith("ringslab: ")
     with pytest.raises(SystemExit):
         main(["layout"])
+
+
+@pytest.mark.parametrize("name", packaged_configs())
+def test_svg(name, tmp_path, capsys):
+    """--svg: well-formed, a box for every ring, field and layer of a block with its offset and size
+    in its tip, as wide as its share; the table is printed as ever."""
+    path = tmp_path / "slot.svg"
+    assert "slot_bytes" in output_of(capsys, name, "--svg", str(path))
+    cfg, tips = rs.load_config(name), {}
+    for element in ElementTree.parse(path).getroot():
+        if element.tag.endswith("}rect") and len(element):
+            tips[element[0].text] = float(element.get("width"))
+    layout = cfg.slot_layout
+    for ring in layout.rings:
+        (tip,) = [tip for tip in tips if tip.startswith(f"{ring.name}: offset {ring.offset:,},")]
+        assert f"{ring.bytes:,} bytes" in tip
+        assert tips[tip] == pytest.approx(940 * ring.bytes / layout.slot_bytes, abs=0.01)
+    for record_format in cfg.record_formats:
+        for field in record_format.fields:
+            tip = f"{field.id}: {field.type}, offset {field.offset:,}, {field.bytes:,} bytes"
+            assert tip in tips
+    blocks = [tip for tip in tips if "_global: offset" in tip]
+    assert len(blocks) == (0 if cfg.paged_layout is None else len(cfg.paged_layout.layers))
+
+
+def test_svg_of_a_ring_that_wraps(tmp_path, capsys):
+    """quickstart, ring 36, window 32, 4 tokens a step: the picture's step begins at position 82,
+    ring index 10; 4 records of it, 31 older keys and 1 spare record are drawn."""
+    path = tmp_path / "slot.svg"
+    output_of(capsys, "quickstart", "--svg", str(path))
+    text = path.read_text()
+    assert "position 82 at ring index 10" in text
+    arcs = re.findall(r'Z" fill="(#\w+)"', text)
+    assert [arcs.count(colour) for colour in ("#1f77b4", "#d62728", "#eeeeee")] == [31, 4, 1]
+    assert arcs[10:14] == ["#d62728"] * 4
+    assert arcs[14] == "#eeeeee"
+    missing = tmp_path / "nowhere" / "slot.svg"
+    assert main(["layout", "quickstart", "--svg", str(missing)]) == 2
+    assert str(missing) in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The command line's frame: exit statuses, errors as one message, lazy commands."""
 
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -56,6 +57,23 @@ def test_every_command_is_there():
         with pytest.raises(SystemExit) as stop:
             cli.main([command, "--help"])
         assert stop.value.code == 0, command
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+def test_every_help_has_an_example_that_parses(command, capsys):
+    """--help ends with example lines of that command, as they are typed; its own parser takes the
+    last of them, and every command prints JSON on request."""
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    lines = text.partition("example:\n")[2].splitlines()
+    assert lines, text
+    assert all(line.startswith("  ringslab ") for line in lines)
+    _, *words = shlex.split(lines[-1])
+    assert words[0] == command
+    parser = cli._build_parser(command, cli._load_command(command))
+    assert parser.parse_args(words)
+    assert parser.parse_args([*words, "--json"]).json or "--json" in words
 
 
 def test_command_gets_its_arguments_and_gives_its_status(monkeypatch):

@@ -13,6 +13,8 @@ from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
 
+EXAMPLE = """ringslab bench --smoke --backend cpu
+ringslab bench window_decode --sequences 64,128 --out decode.json"""
 DEFAULT_CONFIG, SMOKE_CONFIG = "deepseek_v4_1_flash.yaml", "quickstart.yaml"
 # Axes of words; the other axes are counts, and a window may be "none" as well.
 WORD_AXES = {

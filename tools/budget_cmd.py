@@ -18,6 +18,8 @@ from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .budget_plot import write_plot
 
+EXAMPLE = """ringslab budget gemma3_27b.yaml --context 8192 131072
+ringslab budget --layers 48 --kv-heads 8 --head-dim 128 --window 1024 --under 4"""
 GIB = 2**30
 CONTEXTS = (8_192, 32_768, 131_072)
 SHAPE_FLAGS = ("layers", "kv_heads", "head_dim", "window")

@@ -3,9 +3,9 @@ draw it."""
 
 import math
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from ..layouts.budget import CacheShape, KvBytes, shape_bytes
+from .svg import document, text
 
 WIDTH, HEIGHT = 860, 520  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 90, 190, 50, 60
@@ -44,16 +44,16 @@ def draw_budget(shape: CacheShape, longest: int) -> str:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     title = f"{shape.name}: bytes of one sequence, {shape.num_local} local and {shape.num_global} "
-    parts = [_text(LEFT, 26, title + "global layers", size=15)]
+    parts = [text(LEFT, 26, title + "global layers", size=15)]
     for power in range(lowest, highest + 1, 2):
         y = y_of(2**power)
         parts.append(f'<path d="M{LEFT} {y:.1f} H{WIDTH - RIGHT}" stroke="#dddddd"/>')
-        parts.append(_text(LEFT - 8, y + 4, _size(power), anchor="end"))
+        parts.append(text(LEFT - 8, y + 4, _size(power), anchor="end"))
     for context in contexts[:: 2 if len(contexts) > 8 else 1]:
         x = x_of(context)
         parts.append(f'<path d="M{x:.1f} {HEIGHT - BOTTOM} v5" stroke="#333333"/>')
-        parts.append(_text(x, HEIGHT - BOTTOM + 20, f"{context:,}", anchor="middle"))
-    parts.append(_text(LEFT, HEIGHT - 14, "context in tokens"))
+        parts.append(text(x, HEIGHT - BOTTOM + 20, f"{context:,}", anchor="middle"))
+    parts.append(text(LEFT, HEIGHT - 14, "context in tokens"))
     label_ys: list[float] = []
     for label, colour, sizes in sorted(lines, key=lambda line: -line[2][-1]):
         points = " ".join(
@@ -65,17 +65,8 @@ def draw_budget(shape: CacheShape, longest: int) -> str:
         )
         y = max([y_of(sizes[-1]) + 4, *(above + 15 for above in label_ys)])  # labels do not touch
         label_ys.append(y)
-        parts.append(_text(WIDTH - RIGHT + 8, y, label, colour=colour))
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-            f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+        parts.append(text(WIDTH - RIGHT + 8, y, label, colour=colour))
+    return document(WIDTH, HEIGHT, parts)
 
 
 def write_plot(shape: CacheShape, path: str | Path, longest: int) -> None:
@@ -86,12 +77,3 @@ def write_plot(shape: CacheShape, path: str | Path, longest: int) -> None:
 def _size(power: int) -> str:
     unit = min(max(power, 0) // 10, len(UNITS) - 1)  # whole thousands of 2
     return f"{2 ** (power - 10 * unit)} {UNITS[unit]}"
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int = 12, anchor: str = "start", colour: str = "#222222"
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )

@@ -17,6 +17,7 @@ from ..rawkernels.device.nvrtc import compiler_version, parse_resources
 from ..rawkernels.device.progress import progress_to
 from ..rawkernels.device.sass import count_opcodes, find_disassembler
 
+EXAMPLE = "ringslab compile --kernel window_decode --arch sm_90a"
 # Counted in the table: tensor cores of sm_80 and of sm_90a, and local memory, which is spills.
 TABLE_OPCODES = ("HMMA", "HGMMA", "LDL", "STL")
 

@@ -7,6 +7,8 @@ from typing import Any
 from .doctor_facts import gather_facts
 from .doctor_rules import Facts, Finding, find, why_no_cuda
 
+EXAMPLE = "ringslab doctor --json"
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(

@@ -22,8 +22,7 @@ from ..rawkernels.cuda.registry import find_kernels
 from ..rawkernels.device.kernel_source import FORMAT_MACROS, TENSOR_MAP_ALIGN
 from .c_structs import TENSOR_MAP, VECTORS, CStruct, c_name, comment, params_struct
 
-EXAMPLE = """example:
-  ringslab header deepseek_v4_1_flash.yaml --out ringslab.h"""
+EXAMPLE = "ringslab header deepseek_v4_1_flash.yaml --out ringslab.h"
 PROLOGUE = f"""#include <stddef.h>
 #include <stdint.h>
 
@@ -66,8 +65,6 @@ def add_parser(subparsers: Any) -> None:
         description="A header for C11, C++11 and CUDA C++: constants, plans, the parameters of "
         "every kernel, and the records, state slot and block of each CONFIG. Sizes and offsets are "
         "asserted.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "configs", nargs="*", metavar="CONFIG", help="YAML files (default: all packaged ones)"

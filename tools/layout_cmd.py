@@ -11,6 +11,7 @@ from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat
 from ..layouts.slots import Ring
 
+EXAMPLE = "ringslab layout deepseek_v4_1_flash.yaml --svg slot.svg"
 MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
 PICTURE_CELLS = 86
 PARTS = ("stored", "not stored", "compression state")
@@ -21,7 +22,8 @@ ASCII_PART_MARKS = "#=."  # for a terminal or pipe that is not UTF-8
 def add_parser(subparsers: Any) -> None:
     """Adds the command to the parsers of `ringslab`."""
     parser = subparsers.add_parser(
-        "layout", help="print the bytes of a state slot as a table and a picture"
+        "layout",
+        help="print the bytes of a state slot as a table and a picture",
     )
     parser.add_argument("config", help="a YAML file, or a packaged name such as quickstart.yaml")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
@@ -33,12 +35,20 @@ def add_parser(subparsers: Any) -> None:
         metavar="KEY=VALUE",
         help="replace one value of the file, for example engine.num_state_slots=8; may be repeated",
     )
+    parser.add_argument(
+        "--svg", metavar="FILE.svg", help="draw the slot, its rings and its records into a file"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the layout. Raises ConfigError for a file that is wrong."""
+    """Prints the layout, and draws it where asked. Raises ConfigError for a file that is wrong,
+    OSError where the picture cannot be written."""
     config = load_config(args.config, tuple(args.overrides))
+    if args.svg is not None:
+        from .layout_svg import write_layout
+
+        write_layout(config, args.svg)
     if args.json:
         print(json.dumps(layout_dict(config), indent=2))
     else:

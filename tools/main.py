@@ -1,8 +1,9 @@
 """The command line: `ringslab COMMAND ...`.
 
-A command is a module `tools/<command>_cmd.py` with `add_parser(subparsers)` and
-`run(args) -> int`. Only the module of the command that was asked for is imported, so
-`ringslab --version` and `ringslab --help` load neither NumPy nor a backend.
+A command is a module `tools/<command>_cmd.py` with `add_parser(subparsers)`, `run(args) -> int`
+and EXAMPLE, one command line or several for the end of its help. Only the module of the command
+that was asked for is imported, so `ringslab --version` and `ringslab --help` load neither NumPy nor
+a backend.
 """
 
 import argparse
@@ -21,11 +22,13 @@ _COMMANDS = {
     "layout": "print the bytes of a state slot as a table and a picture",
     "budget": "say how many bytes a sequence's caches take against its context",
     "header": "write records, slots, plans and kernel parameters as C structs",
+    "plot": "draw a report of run, bench or prefix, or a timeline",
     "compile": "compile every CUDA kernel and report its registers and spills",
     "bench": "time every operation against the floor that bytes and FLOPs set",
     "prefix": "run a trace under each contract of the prefix cache, side by side",
     "doctor": "say what this machine can run, and why not",
 }
+_EXAMPLE_HEAD = "example:"
 EXIT_ERROR = 2  # a mistake in what was given; argparse uses the same number
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -86,9 +89,25 @@ def _build_parser(command: str | None, module: ModuleType | None) -> argparse.Ar
     for name, summary in _COMMANDS.items():
         if name == command:
             module.add_parser(subparsers)
+            _add_example(subparsers.choices[name], module)
         else:
             subparsers.add_parser(name, help=summary)
     return parser
+
+
+class _Help(argparse.HelpFormatter):
+    """Wraps what is prose and leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(_EXAMPLE_HEAD):
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def _add_example(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+    if example := getattr(module, "EXAMPLE", ""):
+        parser.formatter_class = _Help
+        parser.epilog = "\n".join([_EXAMPLE_HEAD, *(f"  {line}" for line in example.split("\n"))])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def check_plot_path(path: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ArgumentError(
-            f"--plot needs matplotlib ({error}); pip install 'ringslab[plot]'"
+            f"a picture needs matplotlib ({error}); pip install 'ringslab[plot]'"
         ) from None
 
 
@@ -103,3 +103,35 @@ def _draw_bytes(axes: Any, report: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("MB")
     axes.set_title("Bytes")
+
+
+def write_contracts(report: dict[str, Any], path: str) -> None:
+    """Draws the side-by-side report of `ringslab prefix` into one file, four panels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2)
+    rows = report["rows"]
+    names = [row["contract"] for row in rows]
+    panels[0, 0].bar(names, [row["seconds"] for row in rows])
+    panels[0, 0].set_title("Seconds")
+    panels[0, 1].bar(names, [row["computed_tokens"] for row in rows], label="computed")
+    panels[0, 1].bar(names, [row["replayed_tokens"] for row in rows], label="replayed")
+    panels[0, 1].set_title("Tokens")
+    panels[0, 1].legend()
+    panels[1, 0].bar(names, [row["hit_blocks"] for row in rows], label="hit")
+    best = max(row["best_blocks"] or 0 for row in rows)
+    panels[1, 0].axhline(best, color="0.6", linestyle=":", label="best possible on this trace")
+    panels[1, 0].set_title(f"Prompt blocks, of {rows[0]['prompt_blocks']:,}")
+    panels[1, 0].legend()
+    for offset, part in ((-0.2, "stored_layers"), (0.2, "rebuilt_layers")):
+        largest = [row["difference"][part]["largest"] for row in rows]
+        at = np.arange(len(rows)) + offset
+        panels[1, 1].bar(at, largest, width=0.4, label=part.replace("_", " "))
+    panels[1, 1].set_xticks(range(len(rows)), names)
+    panels[1, 1].set_title(f"Largest difference of an output to {names[0]}")
+    panels[1, 1].legend()
+    figure.suptitle(f"{report['model']} on {report['backend']}: {report['requests']:,} requests")
+    figure.savefig(path)

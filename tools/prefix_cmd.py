@@ -20,6 +20,7 @@ from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 
+EXAMPLE = "ringslab prefix quickstart.yaml --contracts none,full --set run.trace.num_requests=8"
 CONTRACTS = ("none", "full", "exact", "bounded")
 
 

@@ -16,6 +16,8 @@ from ..layouts.config import load_config
 from .plots import check_plot_path, write_plots
 from .timeline import write_picture
 
+EXAMPLE = """ringslab run quickstart.yaml --verify
+ringslab run quickstart.yaml --set run.trace.num_requests=50 --report run.json"""
 EXIT_FAILED = 1  # the verification found an output outside its bound
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 

@@ -9,6 +9,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ..engine.timeline import read_timeline
+from .svg import document, text
 
 WIDTH, LABEL, LANE, GAP = 1200, 190, 20, 4  # pixels
 PLOT = WIDTH - LABEL - 20
@@ -45,17 +46,7 @@ def draw_timeline(timeline: dict[str, Any]) -> str:
         height += _panel(parts, step, height, zoom=True)
     place = f"{timeline['backend']} ({timeline['device']})"
     title = f"{timeline['model']} on {place}: operations of one step, by events"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-            f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-            _text(10, 22, title, size=15),
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+    return document(WIDTH, height, [text(10, 22, title, size=15), *parts])
 
 
 def write_picture(timeline: dict[str, Any], path: str | Path) -> None:
@@ -71,13 +62,13 @@ def _panel(parts: list[str], step: dict[str, Any], top: int, *, zoom: bool) -> i
     begin = min((op["begin_us"] for op in ops), default=0.0) if zoom else 0.0
     end = max((op["end_us"] for op in ops), default=1.0) if zoom else step["step_us"]
     span = max(end - begin, 1e-3)
-    parts.append(_text(10, top + 24, _headline(step, zoom=zoom), size=13))
+    parts.append(text(10, top + 24, _headline(step, zoom=zoom), size=13))
     lanes = {share["name"]: i for i, share in enumerate(step["shares"])}
     first_lane = top + STEP_HEAD - 24
     for share in step["shares"]:
         y = first_lane + lanes[share["name"]] * (LANE + GAP)
         label = share["name"] if zoom else f"{share['name']}  {100 * share['share']:.1f}%"
-        parts.append(_text(LABEL - 8, y + 14, label, anchor="end"))
+        parts.append(text(LABEL - 8, y + 14, label, anchor="end"))
         parts.append(f'<rect x="{LABEL}" y="{y}" width="{PLOT}" height="{LANE}" fill="#f4f4f4"/>')
     for op in ops:
         x = LABEL + (op["begin_us"] - begin) / span * PLOT
@@ -94,7 +85,7 @@ def _panel(parts: list[str], step: dict[str, Any], top: int, *, zoom: bool) -> i
         at = begin + i * span / TICKS
         parts.append(f'<path d="M{x:.1f} {bottom} v5" stroke="#333333"/>')
         anchor = "end" if i == TICKS else "middle"
-        parts.append(_text(x, bottom + 18, f"{at:,.0f} us", anchor=anchor))
+        parts.append(text(x, bottom + 18, f"{at:,.0f} us", anchor=anchor))
     return STEP_HEAD - 24 + len(lanes) * (LANE + GAP) + STEP_FOOT
 
 
@@ -106,13 +97,6 @@ def _headline(step: dict[str, Any], *, zoom: bool) -> str:
     return (
         f"{kind}: {step['num_seqs']} sequences, {step['num_tokens']} tokens, "
         f"{step['step_us']:,.0f} us, {between:,.0f} of them between its {len(step['ops'])} calls"
-    )
-
-
-def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'fill="#222222">{escape(text)}</text>'
     )
 
 
