@@ -96,6 +96,15 @@ def test_sdist_has_no_tests(built):
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "py.typed"} <= names
+    for folder, suffixes in (("docs", (".md", ".py", ".svg", ".json")), ("configs", (".yaml",))):
+        wanted = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in suffixes and "__pycache__" not in path.parts
+        }
+        assert wanted
+        assert wanted <= names
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
     assert not [name for name in names if name.startswith(("tests", ".ci", ".git"))]
 
 
