@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import RequestError
-from ..layouts.sizes import align_down
+from ..layouts.sizes import align_down, is_count
 from .blocks import BlockTables
 from .prefix_index import Entry, PrefixIndex
 from .prefix_keys import extend_keys, keys_of_hash_ids
@@ -123,9 +123,17 @@ class PrefixPlanner:
         self._tables = blocks
 
     def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
-        """Raises RequestError where hash ids are given and do not cover the prompt's blocks."""
+        """Raises RequestError where hash ids are given and do not cover the prompt's blocks, or are
+        no integers of 64 bits."""
         blocks = len(prompt) // self.block_size  # whole ones
-        if hash_ids and len(hash_ids) < blocks:
+        if not hasattr(hash_ids, "__len__"):
+            raise RequestError(f"request {id!r}: hash_ids={hash_ids!r:.80} but must be a sequence")
+        wrong = [n for n in hash_ids if not is_count(n) or not 0 <= n < 2**64]
+        if wrong:
+            raise RequestError(
+                f"request {id!r}: hash id {wrong[0]!r:.80} but must be an integer in 0 .. 2^64 - 1"
+            )
+        if 0 < len(hash_ids) < blocks:
             raise RequestError(
                 f"request {id!r}: {len(hash_ids)} hash_ids for {blocks} whole blocks of "
                 f"{self.block_size} tokens"

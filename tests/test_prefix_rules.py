@@ -189,8 +189,14 @@ def test_hash_ids_are_used_as_they_are():
     assert cached.run(rs.Request("b", b, 1, hash_ids=(5, 6, 8))) == [(16, 20)]
     with pytest.raises(RequestError, match="1 hash_ids for 2 whole blocks"):
         cached.submit(rs.Request("c", a, 1, hash_ids=(5,)))
+    for id in (-1, 2**64, 1.5, "5"):
+        with pytest.raises(RequestError, match=r"hash id .* must be an integer"):
+            cached.submit(rs.Request("c", a, 1, hash_ids=(5, id)))
+    with pytest.raises(RequestError, match="must be a sequence"):
+        cached.submit(rs.Request("c", a, 1, hash_ids=5))
+    assert cached.run(rs.Request("d", b, 1, hash_ids=np.array([5, 6, 2**40]))) == [(16, 20)]
     assert cached.scheduler.done
-    assert cached.planner.counters.best_blocks == 2
+    assert cached.planner.counters.best_blocks == 4
 
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
