@@ -195,3 +195,29 @@ def test_requests_of_a_caller_keep_their_ids():
     assert request.hash_ids == (4, 5)
     with rs.Engine(cfg, "cpu") as engine, pytest.raises(rs.errors.RequestError, match="hash_ids"):
         engine.submit(rs.Request("a", list(range(16)), 1, 0.0, (4,)))
+
+
+@pytest.mark.parametrize("contract", ["full", "exact", "bounded"])
+def test_captured_steps_and_preemption(backend, contract):
+    """Decode steps replayed from graphs, n-gram drafts, and every third step a preemption whose
+    victim finds its own snapshots: outputs are right, and the tokens are those of a plain run."""
+    steps = []
+
+    def preempt(engine, batch):
+        steps.append(batch)
+        victim = batch.request_ids[-1]
+        if len(steps) % 3 == 0 and engine.scheduler.state(victim) in ("prefill", "decode"):
+            engine.preempt(victim)
+
+    trace = [TraceEntry(f"r{i}", 40 + 9 * i, 30, 0.0) for i in range(3)]
+    options = ("run.drafts=ngram", "run.repeat_rate=0.8", "run.verify_samples=60")
+    report = run(
+        backend, contract, *options, trace=trace, verify=True, graphs=True, on_step=preempt
+    )
+    assert report["verify"]["passed"] is True
+    assert report["scheduler"]["preempted"] > 5
+    assert report["prefix"]["restores"] > 0
+    assert report["prefix"]["hit_blocks"] == report["prefix"]["best_blocks"] == 0
+    assert report["decode_graphs"]["replayed_steps"] > 0
+    assert [item["output_tokens"] for item in report["completed"]] == [30] * 3
+    assert report["batches"]["accepted_drafts"] > 0
