@@ -62,3 +62,14 @@ def test_play_lost(monkeypatch):
     found = (out[2, 0].astype(np.uint32) << 16).view(np.float32)
     assert np.allclose(found, last, rtol=2.0**-7)
     assert np.allclose(lse[2], np.log(17))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0)])
+def test_play_no_tables(monkeypatch, shape):
+    """Padding alone, with no tables or empty ones."""
+    case = PagedCase([(0, 1)], kv_heads=1, heads=1, padding=1, sink=False)
+    case.tables = np.zeros(shape, np.int32)
+    case.seq_ids[:] = -1
+    out, lse = play(monkeypatch, case, Cut(1, 1, 2, True), softmax_scale=1.0)
+    assert not out.any()
+    assert np.isneginf(lse).all()

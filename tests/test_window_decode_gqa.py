@@ -123,7 +123,7 @@ CASES = [  # record type, head_dim, KV heads, query heads, cut: every branch of 
 def test_play(monkeypatch, record_type, head_dim, kv_heads, heads, cut):
     """Sequences of 1, 15, 16, 17 and 100 tokens so far and steps of 1 to 3 tokens against a window
     of 40 in a ring of 43, wraps, padding tokens: within the bound, nothing else written; the same
-    bits in another order of warps and copies, and for a sequence alone."""
+    bits for a sequence alone, in another order of warps and copies."""
     seqs = [(0, 1), (14, 2), (16, 1), (39, 3), (100, 2)]
     case = GqaCase(
         seqs, record_type=record_type, head_dim=head_dim, kv_heads=kv_heads, heads=heads,
@@ -132,24 +132,22 @@ def test_play(monkeypatch, record_type, head_dim, kv_heads, heads, cut):
     options = {"softmax_scale": head_dim**-0.5}
     out, lse = play(monkeypatch, case, cut, **options)
     case.check(out, lse, **options)
-    again = play(monkeypatch, case, cut, seed=99, **options)
-    assert np.array_equal(again[0], out)
-    alone, alone_lse = play(monkeypatch, case.only(4), cut, **options)
+    alone, alone_lse = play(monkeypatch, case.only(4), cut, seed=99, **options)
     assert np.array_equal(alone[:2], out[7:9])
     assert np.array_equal(alone_lse[:2], lse[7:9])
 
 
 @needs_gxx
 def test_play_parts(monkeypatch):
-    """A ring of 600, three parts: one block, three blocks and two give the same bits, whatever
-    heads a block has; sequences of 1, 300 and 2,000 tokens so far."""
-    seqs = [(0, 1), (299, 1), (1999, 2)]
-    case = GqaCase(seqs, record_type="mxfp8", head_dim=64, kv_heads=2, heads=4, window=590,
-                   ring_len=600)  # fmt: skip
+    """A ring of 290, two parts: one block and two give the same bits, whatever heads a block has;
+    sequences of 1, 270 and 2,000 tokens so far."""
+    seqs = [(0, 1), (269, 1), (1999, 2)]
+    case = GqaCase(seqs, record_type="mxfp8", head_dim=64, kv_heads=2, heads=4, window=280,
+                   ring_len=290)  # fmt: skip
     options = {"softmax_scale": 0.125}
     first = play(monkeypatch, case, Cut(2, 1, 2, True), **options)
     case.check(*first, **options)
-    for cut in (Cut(2, 1, 2, True, splits=3), Cut(1, 1, 3, False, splits=2)):
+    for cut in (Cut(2, 1, 2, True, splits=2), Cut(1, 1, 3, False, splits=2, fetchers=2)):
         other = play(monkeypatch, case, cut, **options)
         assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
