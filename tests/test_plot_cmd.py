@@ -91,6 +91,12 @@ def test_wrong_pictures_are_refused(reports, tmp_path, capsys):
         assert str(out).split("/")[0] in capsys.readouterr().err
     assert main(["plot", str(reports["run"]), "--out", str(reports["run"])]) == 2
     assert json.loads(reports["run"].read_text())["schema_version"] == 1
+    drawn = tmp_path / "report.svg"
+    shutil.copy(reports["timeline"], drawn)
+    assert main(["plot", str(drawn)]) == 2
+    assert "REPORT and --out are both" in capsys.readouterr().err
+    assert json.loads(drawn.read_text())["steps"]
+    drawn.unlink()
     assert main(["plot", str(tmp_path / "none.json")]) == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -243,3 +243,21 @@ def test_one_file_is_not_written_over_by_another(tmp_path, monkeypatch, capsys, 
             engine.run(report_path="r.json", timeline_path=tmp_path / "r.json")
         with pytest.raises(ArgumentError, match=r"timeline_path .* holds a NUL"):
             engine.run(timeline_path="a\0b")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("layout", "--svg"), ("budget", "--plot"), ("header", "--out"), ("prefix", "--report")],
+)
+def test_no_command_writes_over_its_configuration(command, option, tmp_path, capsys):
+    """A picture, a header or a report at the configuration's own path, or at a link to it: status
+    2, both names, and the file as it was."""
+    config, link = tmp_path / "a.yaml", tmp_path / "b.svg"
+    text = (Path(rs.__file__).parent / "configs" / "quickstart.yaml").read_text()
+    config.write_text(text)
+    link.symlink_to(config)
+    for path in (config, link):
+        assert main([command, str(config), option, str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"CONFIG and {option} are both" in error
+        assert config.read_text() == text

@@ -5,6 +5,7 @@ import argparse
 import json
 from typing import Any
 
+from ..engine.report import check_separate_files
 from ..layouts.budget import (
     DEFAULT_BLOCK,
     CacheShape,
@@ -77,6 +78,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the budget. Raises ConfigError for a wrong file, ArgumentError or LayoutError for
     flags that describe no model, OSError where the plot cannot be written."""
+    check_separate_files("budget", {"CONFIG": args.config, "--plot": args.plot})
     shape, max_len = read_shape(args)
     rows = [shape_bytes(shape, context) for context in args.context]
     ratios = [] if args.under is None else ratio_rows(shape, args)

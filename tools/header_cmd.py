@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..engine.report import check_separate_files
 from ..layouts import structs
 from ..layouts.config import load_config, packaged_configs
 from ..layouts.config_types import Config
@@ -76,7 +77,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the header. Raises ConfigError for a wrong file, ArgumentError where two
-    structs would get one name, OSError where the file cannot be written."""
+    structs would get one name or a CONFIG would be written over, OSError where the file cannot be
+    written."""
+    for path in args.configs:
+        check_separate_files("header", {"CONFIG": path, "--out": args.out})
     configs = [load_config(path) for path in args.configs or packaged_configs()]
     text = json.dumps(header_dict(configs), indent=2) + "\n" if args.json else render(configs)
     if args.out is None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import Any
 
+from ..engine.report import check_separate_files
 from ..layouts.config import load_config
 from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat
@@ -43,7 +44,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the layout, and draws it where asked. Raises ConfigError for a file that is wrong,
-    OSError where the picture cannot be written."""
+    ArgumentError for a picture in its place, OSError where the picture cannot be written."""
+    check_separate_files("layout", {"CONFIG": args.config, "--svg": args.svg})
     config = load_config(args.config, tuple(args.overrides))
     if args.svg is not None:
         from .layout_svg import write_layout

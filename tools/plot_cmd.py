@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.report import check_report_path
+from ..engine.report import check_report_path, check_separate_files
 from ..layouts.errors import ArgumentError
 from .plots import SUFFIXES, check_plot_path
 
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if kind.suffixes == SUFFIXES:
         check_plot_path(str(out))
+    check_separate_files("plot", {"REPORT": args.report, "--out": out})
     check_report_path(out)
     kind.draw(report, str(out))
     if args.json:
