@@ -2,9 +2,11 @@
 
 import ctypes
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import ringslab as rs
 from ringslab.layouts import structs
 from ringslab.layouts.config import packaged_configs
 from ringslab.layouts.plans import DecodePlan, PrefillPlan
+from ringslab.rawkernels.device.nvrtc import compile_cubin, compiler_version
 from ringslab.tools import header_cmd
 from ringslab.tools.main import main
 
@@ -71,6 +74,21 @@ def test_it_includes_under_cuda_and_refuses_another_layout(tmp_path):
     wrong = compile_text(tmp_path, CUDA_TYPES + "\n" + text.replace(size, size[:-2] + "3)"), *flags)
     assert wrong.returncode != 0
     assert "ringslab_quickstart_swa_mxfp8" in wrong.stderr
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvrtc_takes_it_with_the_kernel_of_the_docs(arch):
+    """docs/embedding.md's kernel and all configurations, by NVRTC, which has no system headers: it
+    builds, and the entry is there."""
+    try:
+        compiler_version()
+    except rs.errors.BackendError as error:
+        pytest.skip(str(error))
+    page = (Path(__file__).resolve().parent.parent / "docs" / "embedding.md").read_text()
+    (kernel,) = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    source = f'#include "ringslab.h"\nextern "C" {kernel}'
+    build = compile_cubin(source, "a.cu", {"ringslab.h": header_cmd.render(ALL)}, {}, arch)
+    assert b"first_scale" in build.cubin
 
 
 READER = """

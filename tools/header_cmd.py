@@ -24,8 +24,18 @@ from ..rawkernels.device.kernel_source import FORMAT_MACROS, TENSOR_MAP_ALIGN
 from .c_structs import TENSOR_MAP, VECTORS, CStruct, c_name, comment, params_struct
 
 EXAMPLE = "ringslab header deepseek_v4_1_flash.yaml --out ringslab.h"
-PROLOGUE = f"""#include <stddef.h>
+PROLOGUE = f"""#ifdef __CUDACC_RTC__  /* NVRTC has no system headers, so no offsetof */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stddef.h>
 #include <stdint.h>
+#endif
 
 #ifdef __cplusplus
 #define RINGSLAB_ASSERT(condition, text) static_assert(condition, text)
@@ -35,8 +45,12 @@ PROLOGUE = f"""#include <stddef.h>
 #define RINGSLAB_ALIGN(bytes) _Alignas(bytes)
 #endif
 #define RINGSLAB_SIZE(type, bytes) RINGSLAB_ASSERT(sizeof(type) == (bytes), #type)
+#ifdef __CUDACC_RTC__
+#define RINGSLAB_OFFSET(type, field, bytes) RINGSLAB_ASSERT(true, "")
+#else
 #define RINGSLAB_OFFSET(type, field, bytes) \\
   RINGSLAB_ASSERT(offsetof(type, field) == (bytes), #type "." #field)
+#endif
 
 /* A CUtensorMap, made by the host with cuTensorMapEncodeTiled. */
 typedef struct {TENSOR_MAP} {{
