@@ -133,5 +133,7 @@ def write_contracts(report: dict[str, Any], path: str) -> None:
     panels[1, 1].set_xticks(range(len(rows)), names)
     panels[1, 1].set_title(f"Largest difference of an output to {names[0]}")
     panels[1, 1].legend()
+    for axes in panels.flat:
+        axes.set_ylim(bottom=0)
     figure.suptitle(f"{report['model']} on {report['backend']}: {report['requests']:,} requests")
     figure.savefig(path)
