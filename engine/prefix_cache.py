@@ -113,7 +113,7 @@ class PrefixCache:
         )
         self._sinks, self._words = b"", ()
         self.depend_on()
-        self.counters = CacheCounters()
+        self.reset_counters()
 
     def depend_on(self, *words: str) -> None:
         """States what the bytes of a snapshot depend on beside the configuration, the sinks and the
@@ -184,13 +184,18 @@ class PrefixCache:
             **asdict(self.planner.counters),
             **asdict(self.counters),
             "kinds": {name: asdict(stats) for name, stats in self.index.stats.items()},
-            "store": {"url": self.config.store, **self.store.stats.as_dict()},
+            "store": {"url": self.config.store} | self._store_counts(),
         }
 
     def reset_counters(self) -> None:
         """Counts from zero, for a run; what is cached stays."""
         self.planner.counters = PlannerCounters()
         self.counters = CacheCounters()
+        self.index.reset_stats()
+        self._counted = self.store.stats.as_dict()
+
+    def _store_counts(self) -> dict[str, int]:
+        return {name: n - self._counted[name] for name, n in self.store.stats.as_dict().items()}
 
     def _slot(self, slab: Any, state_id: int) -> list[Any]:
         """The bytes of a state slot that are stored, uint8 [num_bytes]."""

@@ -29,7 +29,7 @@ from .progress import QUIET, Progress
 from .report import engine_bytes, report_head, write_report
 from .run_layers import DecodeGraphs, LayerRunner
 from .run_options import check_run_options
-from .run_prefix import begin_prefix, end_prefix, prefix_report
+from .run_prefix import begin_prefix, end_prefix, prefix_report, settle_prefix
 from .run_requests import Arrivals, RunRequest, load_requests
 from .run_stats import RunStats, open_stats
 from .samples import Watched, choose_samples, open_capture
@@ -108,6 +108,7 @@ def run_trace(
                 engine.fixed_decodes = False
             state.stats.settle()
             state.digests.flush()
+            settle_prefix(engine)
             report = _report(state, interrupted())
             for request in requests[: state.arrivals.submitted]:
                 engine.abort(request.id)  # after Ctrl-C; the others have ended already

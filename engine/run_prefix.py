@@ -15,11 +15,15 @@ def begin_prefix(engine: Any) -> None:
         engine.prefix.planner.seen = set()
 
 
-def end_prefix(engine: Any) -> None:
-    """Back to the keys of the engine's caller, once all snapshots are with the store. No request
-    is live any more."""
+def settle_prefix(engine: Any) -> None:
+    """Waits until all snapshots are with the store, so that it has counted them."""
     if engine.prefix is not None:
         engine.prefix.flush()
+
+
+def end_prefix(engine: Any) -> None:
+    """Back to the keys of the engine's caller. No request is live any more."""
+    if engine.prefix is not None:
         engine.prefix.planner.seen = None
         engine.prefix.depend_on()
 

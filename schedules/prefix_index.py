@@ -80,6 +80,13 @@ class PrefixIndex:
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._entries
 
+    def reset_stats(self) -> None:
+        """Counts from zero; entries and bytes are what there is."""
+        self.stats = {
+            name: KindStats(entries=stats.entries, bytes=stats.bytes)
+            for name, stats in self.stats.items()
+        }
+
     def boundaries(self, keys: Sequence[bytes]) -> Iterator[int]:
         """Numbers of blocks whose prefix every kind has, the longest first."""
         most = min(self._unbroken(kind, keys) for kind in self.kinds)

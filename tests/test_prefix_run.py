@@ -83,8 +83,11 @@ def test_concurrent_arrival_never_has_more(backend):
 def test_a_second_run_finds_what_the_first_left():
     """The same trace again: every whole block but of the last tokens; another seed finds none."""
     with rs.Engine(tiny("prefix.contract=full", *ONE_BY_ONE), "cpu") as engine:
-        engine.run(TRACE)
+        first = engine.run(TRACE)
         again = engine.run(TRACE)
+    assert again["prefix"]["store"]["bytes_in"] < first["prefix"]["store"]["bytes_in"]
+    assert again["prefix"]["kinds"]["rings"]["lookups"] == 5
+    assert again["prefix"]["kinds"]["rings"]["entries"] > 0
     assert again["prefix"]["hit_blocks"] == 22
     assert again["prefix"]["best_blocks"] == 13  # of this trace alone
     with rs.Engine(tiny("prefix.contract=full", *ONE_BY_ONE), "cpu") as engine:
