@@ -35,7 +35,8 @@ class Scheduler:
     decode batches, and where more decode than fit in a batch, those that waited longest go first.
 
     A slot serves one sequence after another without being cleared: a sequence starts (and, after a
-    preemption, starts again) at position 0, and its plans never reach below it.
+    preemption, starts again) at position 0, and its plans never reach below it; or, after a prefix
+    hit, behind what is restored into the slot or counts as missing (prefix_planner.py).
 
     With a paged pool (`num_blocks`) a request is admitted when there are blocks for its known
     tokens, and one more for each running sequence; it holds them until it ends. A decode step takes
