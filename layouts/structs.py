@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import inspect
 import re
 from typing import Any
 
@@ -25,7 +26,7 @@ PLAN_EXTENTS = {
     DecodePlan: (("num_tokens", "positions", 0), ("index_width", "index", 1)),
     PrefillPlan: (("num_tokens", "positions", 0), ("max_segments", "segments", 0)),
 }
-_ARRAY_DOC = re.compile(r"^ {4}(\w+) +(\[[^\]]*\]) *(.*(?:\n {16,}\S.*)*)$", re.MULTILINE)
+_ARRAY_DOC = re.compile(r"^(\w+) +(\[[^\]]*\]) *(.*(?:\n {12,}\S.*)*)$", re.MULTILINE)
 
 
 def record_dtype(record_format: RecordFormat) -> np.dtype:
@@ -108,7 +109,7 @@ def plan_docs(kind: type[DecodePlan] | type[PrefillPlan]) -> dict[str, str]:
     """Shape and meaning of each array of a plan, from its docstring, in words of C."""
     return {
         name: " ".join(f"{shape} {text}".replace("None", "null").split())
-        for name, shape, text in _ARRAY_DOC.findall(kind.__doc__)
+        for name, shape, text in _ARRAY_DOC.findall(inspect.cleandoc(kind.__doc__))
     }
 
 
