@@ -72,7 +72,11 @@ def step(starts, ends, order=None):
     starts, ends = np.array(starts), np.array(ends)
     cu = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
     return SimpleNamespace(
-        seqlens_k=ends, seqlens_q=ends - starts, cu_seqlens_q=cu, num_tokens=int(cu[-1])
+        seqlens_k=ends,
+        seqlens_q=ends - starts,
+        cu_seqlens_q=cu,
+        num_tokens=int(cu[-1]),
+        first_outputs=np.zeros(len(starts), np.int32),
     )
 
 
