@@ -62,8 +62,8 @@ def engine_bytes(engine: Any, longest: tuple[int, int]) -> dict[str, int]:
 
 
 def attention_kernels(cfg: Config, backend: str) -> dict[str, int]:
-    """How many layers each family of attention kernels serves: "sm_90a", "portable" and "paged"
-    (global layers) on a GPU, the backend's name elsewhere."""
+    """How many layers each family of attention kernels serves: `attention_variant`'s, and "paged"
+    for global layers on a GPU."""
     counts: dict[str, int] = {}
     for layer in cfg.layers:
         if layer.kind == "global":

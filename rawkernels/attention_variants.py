@@ -15,7 +15,8 @@ def attention_variant(
     rope_out: Rope | None = None,
     kind: RingKind = "swa",
 ) -> str:
-    """ "sm_90a" or "portable" for the current GPU on backend "cuda", else the backend's name.
+    """On backend "cuda": "gqa" for rings of K and V, whose decode is the same kernel on every GPU,
+    "sm_90a" or "portable" for latent ones on the current GPU. Else the backend's name.
 
     Raises LayoutError where the layer has no such ring.
     """
@@ -26,5 +27,7 @@ def attention_variant(
     from .device.probe import current_device
 
     access = ring_access("attention_variant", layout, layer, kind)
+    if not access.format.latent:
+        return "gqa"
     hopper = supports(access, num_q_heads, rope_out, softmax_scale)
     return choose_variant("attention_variant", current_device(), hopper, None)
