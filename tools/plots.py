@@ -124,8 +124,9 @@ def write_contracts(report: dict[str, Any], path: str) -> None:
     panels[1, 0].bar(names, [row["hit_blocks"] for row in rows], label="hit")
     best = max(row["best_blocks"] or 0 for row in rows)
     panels[1, 0].axhline(best, color="0.6", linestyle=":", label="best possible on this trace")
-    panels[1, 0].set_title(f"Prompt blocks, of {rows[0]['prompt_blocks']:,}")
-    panels[1, 0].legend()
+    # The run without a cache counts in blocks of the trace, the others in those of the cache.
+    panels[1, 0].set_title(f"Prompt blocks, of {rows[-1]['prompt_blocks']:,}")
+    panels[1, 0].legend(loc="lower left")
     for offset, part in ((-0.2, "stored_layers"), (0.2, "rebuilt_layers")):
         largest = [row["difference"][part]["largest"] for row in rows]
         at = np.arange(len(rows)) + offset
