@@ -136,5 +136,6 @@ def write_contracts(report: dict[str, Any], path: str) -> None:
     panels[1, 1].legend()
     for axes in panels.flat:
         axes.set_ylim(bottom=0)
+    panels[1, 0].set_ylim(top=max(1, 1.1 * best))  # the line of the best, not on the frame
     figure.suptitle(f"{report['model']} on {report['backend']}: {report['requests']:,} requests")
     figure.savefig(path)
