@@ -84,6 +84,22 @@ def test_every_key_is_explained():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """Relative links name files of the repository."""
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    """Relative links name files of the repository, and headings that are there."""
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in _anchors(file.read_text()), f"{target}#{anchor}"
+
+
+def _anchors(text: str) -> set[str]:
+    """Headings as links name them: small letters and digits, hyphens for spaces."""
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_page_is_in_the_index():
+    """docs/index.md links each page beside it, and README links the index."""
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs" / "index.md").read_text()))
+    assert linked == {page.name for page in PAGES[1:]} - {"index.md"}
+    assert "(docs/index.md)" in README
