@@ -1,7 +1,10 @@
-"""What the tests of the stores share: layouts, and a Redis server of their own."""
+"""What the tests of the stores share: layouts, a Redis server of their own, and children that end
+with the tests."""
 
 import contextlib
+import ctypes
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -9,6 +12,13 @@ import time
 from pathlib import Path
 
 LAYOUT_A, LAYOUT_B = b"A" * 16, b"B" * 16
+
+
+def end_with_parent() -> None:
+    """In a child, as Popen's `preexec_fn` or after a fork: the kernel kills it when its parent's
+    thread ends, so a test run that is killed leaves no writer and no server behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def redis_problem() -> str | None:
@@ -40,7 +50,9 @@ class RedisServer:
         command = ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
         command += ["--unixsocket", str(self.socket_path), "--dir", str(self.folder), *options]
         with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, preexec_fn=end_with_parent
+            )
         end = time.monotonic() + 20
         while True:
             with contextlib.suppress(redis.RedisError), self.client() as client:

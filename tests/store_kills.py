@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from store_cases import lmdb_faults
+from store_cases import end_with_parent, lmdb_faults
 
 from ringslab.engine.store import open_store
 
@@ -57,6 +57,7 @@ def one_run(url: str, last: list[int], stored: list[int], rng: random.Random) ->
     child = os.fork()
     if child == 0:
         try:
+            end_with_parent()
             os.close(reading)
             write_until_killed(url, list(last), seed, writing)
         finally:

@@ -1,5 +1,6 @@
 """SIGKILL of the writing process: 20 times, or as often as RINGSLAB_STORE_KILLS says."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_cases import LAYOUT_A, lmdb_faults
+from store_cases import LAYOUT_A, end_with_parent, lmdb_faults
 
 import ringslab as rs
 
@@ -24,6 +25,7 @@ def run_kills(url: str) -> dict:
         capture_output=True,
         text=True,
         timeout=60 + 3 * KILLS,
+        preexec_fn=end_with_parent,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -83,7 +85,9 @@ def test_kill_among_other_processes(tmp_path):
         command = [sys.executable, "-c", textwrap.dedent(WORKER), str(tmp_path / "s")]
         command += [str(rng.randrange(1000))]
         env = os.environ | {"PYTHONPATH": path}
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, preexec_fn=end_with_parent
+        )
 
     def end(worker: subprocess.Popen) -> None:
         worker.kill()
@@ -110,3 +114,32 @@ def test_kill_among_other_processes(tmp_path):
         found = [n for n in range(40) if store.get(b"%02d" % n) is not None]
         assert found
         assert store.stats.corrupt == 0
+
+
+PARENT = """
+    import subprocess, sys
+    from store_cases import end_with_parent
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=end_with_parent)
+    print(child.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_test_run_leaves_no_child():
+    """The parent is killed by SIGKILL: its child ends at once, though nobody told it."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT)],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with parent:
+        stat = Path("/proc", parent.stdout.readline().decode().strip(), "stat")
+        assert ") Z " not in stat.read_text()
+        parent.kill()
+    end = time.monotonic() + 10
+    with contextlib.suppress(FileNotFoundError):
+        while ") Z " not in stat.read_text():  # a zombie waits for its new parent
+            assert time.monotonic() < end, "the child outlived its parent by 10 s"
+            time.sleep(0.01)
