@@ -2,6 +2,7 @@
 orders (schedules/prefix_planner.py). docs/prefix.md says what the contracts promise.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -111,7 +112,7 @@ class PrefixCache:
             fetch=self._fetch,
             probe=None if config.store == "memory:" else self._probe,
         )
-        self._sinks, self._words = b"", ()
+        self._sinks, self._scope, self._words = b"", (), ()
         self.depend_on()
         self.reset_counters()
 
@@ -120,7 +121,14 @@ class PrefixCache:
         tokens (weights, a run's seed): under other words nothing is found. No request may be
         live."""
         self._words = words
-        self.planner.root = root_key(*self._what, self._sinks, *words)
+        self.planner.root = root_key(*self._what, self._sinks, *self._scope, *words)
+
+    def set_aside(self) -> None:
+        """From here on nothing is found that was stored before, by this engine or by another one
+        that shares the store: for comparisons. No request may be live."""
+        self.clear()
+        self._scope = (os.urandom(16),)
+        self.depend_on(*self._words)
 
     def check_idle(self, call: str, idle: bool) -> None:
         """Raises BatchError for what would change the meaning of snapshots under way."""

@@ -5,6 +5,8 @@ import json
 import pytest
 from engine_runs import TINY
 
+import ringslab as rs
+from ringslab.engine.engine import Engine
 from ringslab.tools.main import main
 
 LINE = '{"timestamp": %d, "input_length": %d, "output_length": 6, "hash_ids": %s}\n'
@@ -52,6 +54,48 @@ def test_overhead(capsys, trace):
     assert found["hit_blocks"] == 0
     assert found["snapshots"] > 0
     assert found["ratio"] > 0
+
+
+def test_a_store_that_outlives_a_run(capsys, trace, tmp_path):
+    """Contracts and comparisons share the directory and hit nothing of each other: the second
+    comparison has the numbers of the first, and nothing is left in the store."""
+    url = f"lmdb:{tmp_path / 's'}"
+    words = ("--trace", trace, "--set", f"prefix.store={url}", "--contracts", "none,exact,bounded")
+    hits = [[row["hit_blocks"] for row in ask(capsys, *words)["rows"]] for _ in range(2)]
+    assert hits == [[0, 8, 8], [0, 8, 8]]
+    with rs.open_store(url) as store, store.shelf._env.begin() as txn:
+        assert txn.stat(store.shelf._values)["entries"] == 0
+
+
+def test_ctrl_c_ends_the_comparison(capsys, monkeypatch, trace, tmp_path):
+    """A run that was interrupted is compared with nothing: status 130, no table and no report."""
+    run, seen = Engine.run, []
+
+    def interrupted(engine, *args, **options):
+        seen.append(run(engine, *args, **options))
+        return seen[-1] | {"interrupted": True}
+
+    monkeypatch.setattr(Engine, "run", interrupted)
+    report = tmp_path / "report.json"
+    words = ["prefix", str(TINY), *COMMON, "--trace", trace, "--report", str(report)]
+    assert main(words) == 130
+    assert len(seen) == 1
+    assert capsys.readouterr().out == ""
+    assert not report.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--overhead", "0"), "--overhead 0"),
+        (("--overhead", "-1"), "--overhead -1"),
+        (("--overhead", "1", "--contracts", "full,none"), "takes snapshots"),
+        (("--watch", "-1"), "--watch -1"),
+    ],
+)
+def test_counts_that_make_no_sense(capsys, words, problem):
+    assert main(["prefix", str(TINY), *words]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_a_contract_that_is_none(capsys):

@@ -4,9 +4,10 @@ snapshots costs a run that never uses one.
 """
 
 import argparse
+import contextlib
 import json
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,7 @@ import numpy as np
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
 from ..engine.progress import open_progress
-from ..engine.report import check_report_path, check_separate_files
+from ..engine.report import check_report_path, check_separate_files, write_report
 from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
@@ -60,29 +61,53 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints a table. Raises ConfigError for a configuration that is wrong, ArgumentError for a
-    contract that there is none of."""
+    contract that there is none of or a count below what makes sense, KeyboardInterrupt where
+    Ctrl-C ended a run: its numbers compare with nothing."""
     contracts = [word.strip() for word in args.contracts.split(",")]
     if set(contracts) - set(CONTRACTS) or len(contracts) < 2:
         raise ArgumentError(
             f"--contracts {args.contracts} but must name two or more of {', '.join(CONTRACTS)}"
         )
+    if args.watch < 0:
+        raise ArgumentError(f"--watch {args.watch} but must be 0 or more")
+    if args.overhead is not None and (args.overhead < 1 or contracts[-1] == "none"):
+        raise ArgumentError(
+            f"--overhead {args.overhead} --contracts {args.contracts} but must be 1 or more, and "
+            "the last contract one that takes snapshots"
+        )
     files = {"CONFIG": args.config, "--trace": args.trace, "--report": args.report}
     check_separate_files("prefix", files)
     if args.report:
         check_report_path(args.report)
-    if args.overhead:
+    if args.overhead is not None:
         found = overhead(args, contracts[-1])
     else:
         found = side_by_side(args, contracts)
     if args.report:
-        Path(args.report).write_text(json.dumps(found, indent=2) + "\n")
+        write_report(found, args.report)
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
     return 0
 
 
-def open_engine(args: argparse.Namespace, contract: str) -> Engine:
-    overrides = (*args.overrides, f"prefix.contract={contract}")
-    return Engine(load_config(args.config, overrides), args.backend, device=args.device)
+@contextlib.contextmanager
+def open_engine(args: argparse.Namespace, contract: str) -> Iterator[Engine]:
+    """An engine whose cache begins empty, whatever its store holds: one contract could hit what
+    another one or an earlier comparison stored. What it stored is taken out again."""
+    cfg = load_config(args.config, (*args.overrides, f"prefix.contract={contract}"))
+    with Engine(cfg, args.backend, device=args.device) as engine:
+        if engine.prefix is not None:
+            engine.prefix.set_aside()
+        yield engine
+        if engine.prefix is not None:
+            engine.prefix.clear()
+
+
+def replay(engine: Engine, args: argparse.Namespace, watched: Watched | None = None) -> dict:
+    """The report of one whole run."""
+    report = engine.run(args.trace, watched=watched, progress=open_progress)
+    if report["interrupted"]:
+        raise KeyboardInterrupt
+    return report
 
 
 def side_by_side(args: argparse.Namespace, contracts: list[str]) -> dict[str, Any]:
@@ -92,7 +117,7 @@ def side_by_side(args: argparse.Namespace, contracts: list[str]) -> dict[str, An
         _say(f"contract {contract}")
         watched = Watched(args.watch)
         with open_engine(args, contract) as engine:
-            report = engine.run(args.trace, watched=watched, progress=open_progress)
+            report = replay(engine, args, watched)
             cfg = engine.cfg
         first = watched.outputs if first is None else first
         rows.append(_row(contract, report) | {"difference": difference(cfg, first, watched)})
@@ -165,7 +190,7 @@ def overhead(args: argparse.Namespace, contract: str) -> dict[str, Any]:
                 _say(f"turn {turn} of {args.overhead}: contract {name}")
                 if engine.prefix is not None:
                     engine.prefix.clear()
-                report = engine.run(args.trace, progress=open_progress)
+                report = replay(engine, args)
                 if turn > 0:
                     seconds[name].append(report["throughput"]["seconds"])
             hits += report["prefix"]["hit_blocks"]
