@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
             f"plot: --out {out} but the picture of a {kind.name} report must end in "
             f"{', '.join(kind.suffixes)}"
         )
-    if kind.suffixes == SUFFIXES:
-        check_plot_path(str(out))
     check_separate_files("plot", {"REPORT": args.report, "--out": out})
     check_report_path(out)
+    if kind.suffixes == SUFFIXES:
+        check_plot_path(str(out))
     kind.draw(report, str(out))
     if args.json:
         print(json.dumps({"report": args.report, "kind": kind.name, "picture": str(out)}))
