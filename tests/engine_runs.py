@@ -98,3 +98,16 @@ def same_outputs(found, wanted):
     assert found.keys() == wanted.keys()
     for key, rows in wanted.items():
         assert np.array_equal(found[key], rows), key
+
+
+def preempt_every_third():
+    """An `on_step` for `Engine.run` that preempts the last request of every third batch."""
+    steps = []
+
+    def preempt(engine, batch):
+        steps.append(batch)
+        victim = batch.request_ids[-1]
+        if len(steps) % 3 == 0 and engine.scheduler.state(victim) in ("prefill", "decode"):
+            engine.preempt(victim)
+
+    return preempt

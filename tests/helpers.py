@@ -52,6 +52,11 @@ def random_bf16(rng, shape, scale=1.0):
     return bf16(rng.standard_normal(shape, np.float32) * np.float32(scale))
 
 
+def constant_keys(numbers, dims):
+    """kv bf16 [n, dims]: number i in every dim."""
+    return bf16(np.repeat(np.float32(numbers)[:, None], dims, axis=1))
+
+
 def to_backend(x, backend):
     """An array, or a plan's arrays, where the backend works: NumPy, or CuPy (bf16 as uint16)."""
     if x is None or backend != "cuda":

@@ -5,12 +5,15 @@ import random
 import pytest
 from config_edits import QUICKSTART, message_of
 
+FILES = ("quickstart.yaml", "quickstart_hybrid.yaml")
 
+
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("value", ["0", "-1", "2.5", ".nan", "null", "[]", "{a: 1}", "text"])
-def test_any_key_with_any_value(tmp_path, value):
+def test_any_key_with_any_value(tmp_path, value, file):
     """Each key's value replaced by an odd one gives a configuration or a ConfigError that names
     the file in every line, never another exception."""
-    lines = QUICKSTART.read_text().splitlines(keepends=True)
+    lines = QUICKSTART.with_name(file).read_text().splitlines(keepends=True)
     path = tmp_path / "odd.yaml"
     for i, line in enumerate(lines):
         if ": " not in line or line.startswith("#"):

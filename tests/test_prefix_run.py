@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_runs import tiny
+from engine_runs import preempt_every_third, tiny
 
 import ringslab as rs
 from ringslab.engine.ngram import NgramDrafts
@@ -204,16 +204,9 @@ def test_requests_of_a_caller_keep_their_ids():
 def test_captured_steps_and_preemption(backend, contract):
     """Decode steps replayed from graphs, n-gram drafts, and every third step a preemption whose
     victim finds its own snapshots: outputs are right, and the tokens are those of a plain run."""
-    steps = []
-
-    def preempt(engine, batch):
-        steps.append(batch)
-        victim = batch.request_ids[-1]
-        if len(steps) % 3 == 0 and engine.scheduler.state(victim) in ("prefill", "decode"):
-            engine.preempt(victim)
-
     trace = [TraceEntry(f"r{i}", 40 + 9 * i, 30, 0.0) for i in range(3)]
     options = ("run.drafts=ngram", "run.repeat_rate=0.8", "run.verify_samples=60")
+    preempt = preempt_every_third()
     report = run(
         backend, contract, *options, trace=trace, verify=True, graphs=True, on_step=preempt
     )

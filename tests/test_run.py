@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_runs import TINY, tiny
+from engine_runs import TINY, preempt_every_third, tiny
 
 import ringslab as rs
 from ringslab.engine.batches import build_batch
@@ -98,15 +98,7 @@ def test_one_digest_whatever_the_schedule(backend, activations):
         "run.seed=1",
     ):
         assert run(backend, kind, override)["digest"] == wanted, override
-    steps = []
-
-    def preempt(engine, batch):
-        steps.append(batch)
-        victim = batch.request_ids[-1]
-        if len(steps) % 3 == 0 and engine.scheduler.state(victim) in ("prefill", "decode"):
-            engine.preempt(victim)
-
-    report = run(backend, kind, on_step=preempt)
+    report = run(backend, kind, on_step=preempt_every_third())
     assert report["digest"] == wanted
     assert report["scheduler"]["preempted"] >= 3
     assert run(backend, kind, "run.seed=2")["digest"] != wanted

@@ -10,6 +10,7 @@ from cases import DECODE_CASES, decode_inputs
 from helpers import (
     bf16,
     check_decode,
+    constant_keys,
     from_bf16,
     i32,
     make_layout,
@@ -34,18 +35,13 @@ def fmt(request):
     return FORMATS[request.param]
 
 
-def constant_keys(numbers):
-    """kv bf16 [n, DIM]: number i in every dim."""
-    return bf16(np.repeat(np.float32(numbers)[:, None], DIM, axis=1))
-
-
 def mean_of_visible(backend, fmt, stored, queries, *, window, ring_len, valid_start=0):
     """Zero scores: the output of each query is the plain mean of its visible keys. `stored` is a
     list of (position, value), written in order; `queries` are positions, each its own sequence."""
     layout = make_layout(fmt, ring_len, num_layers=1)
     slab = poisoned_slab(layout, 2)
     for position, value in stored:
-        store(slab, layout, 0, constant_keys([value]), 1, [position])
+        store(slab, layout, 0, constant_keys([value], DIM), 1, [position])
     plan = rs.plan_decode(
         np.ones(len(queries), np.int32),
         i32(queries),
@@ -94,7 +90,7 @@ def test_m07_window_of_one(backend, fmt):
     rng = np.random.default_rng(1)
     layout = make_layout(fmt, 4, num_layers=1)
     slab = poisoned_slab(layout, 1)
-    store(slab, layout, 0, constant_keys(range(8)), 0, range(8))
+    store(slab, layout, 0, constant_keys(range(8), DIM), 0, range(8))
     plan = rs.plan_decode([0], [7], window=1, ring_len=4)
     q = random_bf16(rng, (1, 5, DIM), 3.0)
     out, _ = run_decode(backend, q, slab, layout, 0, plan, softmax_scale=0.2)

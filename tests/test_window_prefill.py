@@ -11,6 +11,7 @@ from cases import PREFILL_CASES, prefill_inputs
 from helpers import (
     bf16,
     check_prefill,
+    constant_keys,
     encoded,
     from_bf16,
     i32,
@@ -36,23 +37,18 @@ def fmt(request):
     return FORMATS[request.param]
 
 
-def constant_keys(numbers):
-    """kv bf16 [n, DIM]: number i in every dim."""
-    return bf16(np.repeat(np.float32(numbers)[:, None], DIM, axis=1))
-
-
 def means(backend, fmt, cached, new, *, window, ring_len, pivots=None):
     """Zero scores, value i at position i: outputs and lse of a chunk of `new` tokens after
     `cached` ones. The history comes out of a ring that holds them, over poison."""
     layout = make_layout(fmt, ring_len, num_layers=1)
     slab = poisoned_slab(layout, 1)
-    store(slab, layout, 0, constant_keys(range(cached)), 0, range(cached))
+    store(slab, layout, 0, constant_keys(range(cached), DIM), 0, range(cached))
     plan = rs.plan_prefill([0], [new], [cached + new], window=window, ring_len=ring_len)
     if pivots is not None:
         plan = dataclasses.replace(plan, pivots=i32(pivots))
     records = np.full((window + new, fmt.record_bytes), 0xFF, np.uint8)
     operations("reference").load_history(slab, layout, 0, plan, records)
-    records[window:] = encoded(constant_keys(range(cached, cached + new)), fmt)
+    records[window:] = encoded(constant_keys(range(cached, cached + new), DIM), fmt)
     q = np.zeros((new, 3, DIM), np.uint16)
     out, lse = run_prefill(backend, q, records, plan, fmt, softmax_scale=1.0)
     numbers = from_bf16(out)
@@ -81,7 +77,7 @@ def test_m04_chunk_is_aligned_at_the_end(backend, fmt):
 
 def test_m07_window_of_one(backend, fmt):
     """W = 1, positions 3..7, random scores: exactly the value of each position."""
-    keys = constant_keys(range(3, 8))
+    keys = constant_keys(range(3, 8), DIM)
     plan = rs.plan_prefill([0], [5], [8], window=1, ring_len=4)
     records = np.concatenate([np.full((1, fmt.record_bytes), 0xFF, np.uint8), encoded(keys, fmt)])
     q = random_bf16(np.random.default_rng(1), (5, 5, DIM), 3.0)
@@ -118,7 +114,7 @@ def test_n04_empty_sequences_in_a_batch(backend):
     fmt = FORMATS["bf16"]
     plan = rs.plan_prefill([0, 1, 2], [2, 0, 1], [2, 0, 1], window=4, ring_len=6)
     zeros = np.zeros((12, fmt.record_bytes), np.uint8)
-    records = np.concatenate([zeros, encoded(constant_keys([1, 2, 8]), fmt)])
+    records = np.concatenate([zeros, encoded(constant_keys([1, 2, 8], DIM), fmt)])
     q = np.zeros((3, 2, DIM), np.uint16)
     out, _ = run_prefill(backend, q, records, plan, fmt, softmax_scale=1.0)
     assert from_bf16(out)[:, 0, 0].tolist() == [1, 1.5, 8]

@@ -39,8 +39,8 @@ def gather_facts() -> Facts:
     and makes the cubin cache's folder where it can."""
     inventory = list_gpus()
     nvrtc, nvrtc_problem = _nvrtc()
-    packages = {name: _version(name) for name in PACKAGES}
-    packages |= {name: version for name in OTHER_CUPY if (version := _version(name))}
+    packages = {name: package_version(name) for name in PACKAGES}
+    packages |= {name: version for name in OTHER_CUPY if (version := package_version(name))}
     return Facts(
         python=f"{platform.python_version()} ({platform.system()} {platform.machine()})",
         packages=packages,
@@ -59,7 +59,8 @@ def gather_facts() -> Facts:
     )
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from ...layouts.config import Config
 from ...layouts.errors import ArgumentError
+from ..doctor_facts import package_version
 from . import ceilings as rates
 from .common import Ceilings, Place, force_kernel, measure, open_place
 from .peers import has_peer, measure_peer
@@ -45,6 +46,7 @@ AXES = ("heads", "queries", "sequences", "tokens", "rows", "rule", "dtype", "lay
 SCHEMA_VERSION = 1
 REPEATS, SMOKE_REPEATS = 15, 3
 MESSAGE_CHARS = 1000
+PACKAGES = ("numpy", "numba", "cupy-cuda13x", "torch")
 PROGRAM_SECONDS = 20  # that git or nvidia-smi may take
 _SMI = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit"
 
@@ -188,7 +190,7 @@ def environment(backend: str, device: int) -> dict[str, Any]:
         "command": " ".join(["ringslab", *sys.argv[1:]]),
         "commit": _commit(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("numpy", "numba", "cupy-cuda13x", "torch")},
+        "versions": {name: package_version(name) for name in PACKAGES},
         "device": _processor(),
         "gpu": None,
         "nvrtc": None,
@@ -232,13 +234,6 @@ def _output(command: Sequence[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:
