@@ -1,4 +1,4 @@
-"""A run's report as a picture."""
+"""Reports of a run, and of the contracts side by side, as pictures."""
 
 import pytest
 from engine_runs import tiny

@@ -1,14 +1,11 @@
-"""A timeline as a picture: `python -m ringslab.tools.timeline FILE.json PICTURE.svg`.
-
-`ringslab run --timeline FILE.json` writes both. SVG is text, so nothing is needed to draw it.
+"""A timeline as a picture, for `ringslab run --timeline` and `ringslab plot`. SVG is text, so
+nothing is needed to draw it.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from ..engine.timeline import read_timeline
 from .svg import document, text
 
 WIDTH, LABEL, LANE, GAP = 1200, 190, 20, 4  # pixels
@@ -98,15 +95,3 @@ def _headline(step: dict[str, Any], *, zoom: bool) -> str:
         f"{kind}: {step['num_seqs']} sequences, {step['num_tokens']} tokens, "
         f"{step['step_us']:,.0f} us, {between:,.0f} of them between its {len(step['ops'])} calls"
     )
-
-
-def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m ringslab.tools.timeline FILE.json PICTURE.svg", file=sys.stderr)
-        return 2
-    write_picture(read_timeline(argv[0]), argv[1])
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ...layouts.sizes import div_exact
 from .common import SUSTAIN_SECONDS, Ceilings, Place
 from .inputs import random_bf16
 
@@ -41,7 +42,7 @@ def report_of(ceilings: Ceilings) -> dict[str, Any]:
 def _copy_rate(place: Place, rng: Any, size: int, sustained: bool) -> tuple[float, float | None]:
     """GB/s, bytes read plus bytes written."""
     width = 1 << 15
-    source = random_bf16(place, (size // (2 * width), width), rng)
+    source = random_bf16(place, (div_exact(size, 2 * width), width), rng)
     target = place.memory.empty(source.shape, np.uint16)
     gbps = 2 * source.nbytes / 1e3  # per microsecond
     return _rates(place, lambda: place.watch.copy(target, source), gbps, sustained)

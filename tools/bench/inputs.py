@@ -14,6 +14,7 @@ from ...engine.slab import slab_bytes, take_slab
 from ...layouts.config import Config, LayerConfig
 from ...layouts.formats import E4M3_NAN_BYTE, RecordFormat
 from ...layouts.plans import DecodePlan
+from ...layouts.sizes import div_exact
 from ...layouts.slots import SlotLayout
 from ...schedules.plan_decode import plan_decode
 from .common import POISON_BYTE, Place
@@ -88,7 +89,8 @@ def host_vectors(place: Place, kv: Any, rows: np.ndarray) -> Any:
 def random_records(num_rows: int, fmt: RecordFormat, rng: np.random.Generator) -> np.ndarray:
     """Records on the host, uint8 [num_rows, record_bytes], all finite."""
     if fmt.type != "mxfp8":
-        bits = rng.standard_normal((num_rows, fmt.record_bytes // 2), np.float32).view(np.uint32)
+        words = div_exact(fmt.record_bytes, 2)  # of bf16 or fp16
+        bits = rng.standard_normal((num_rows, words), np.float32).view(np.uint32)
         return (bits >> 16).astype(np.uint16).view(np.uint8)
     parts = rng.integers(0, 256, (num_rows * fmt.num_parts, fmt.part_bytes), np.uint8)
     values, scales = parts[:, : fmt.part_value_bytes], parts[:, fmt.part_value_bytes :]
@@ -121,8 +123,10 @@ def fill_ring(
 ) -> None:
     """Random records in every row of a layer's rings."""
     fmt = layer.record_format
-    slots, ring_len = slab.size // layout.slot_bytes, layout.ring(layer.id).ring_len
-    records = random_records(slots * ring_len, fmt, rng).reshape(slots, ring_len, 1, -1)
+    num_slots = div_exact(slab.size, layout.slot_bytes)
+    ring_len = layout.ring(layer.id).ring_len
+    records = random_records(num_slots * ring_len, fmt, rng)
+    records = records.reshape(num_slots, ring_len, 1, -1)
     records = upload(place, records)
     if fmt.plane_order == "interleaved":
         layout.view(slab, layer.id)[...] = records
