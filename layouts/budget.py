@@ -93,7 +93,8 @@ class KvBytes:
 def kv_bytes(cfg: Config, context: int) -> KvBytes:
     """Bytes that one sequence of `context` tokens takes under a configuration; draft layers count.
 
-    `kv_bytes(cfg, n).hybrid_bytes` and `.all_global_bytes` follow the formula above. Raises
+    `kv_bytes(cfg, n).hybrid_bytes` is the sum over layers of record_bytes * min(n, window), or
+    record_bytes * n without a window, and `.all_global_bytes` the sum of record_bytes * n. Raises
     ArgumentError for a context below 1 or what is no integer, and for what is no Config.
     """
     if not isinstance(cfg, Config):

@@ -113,21 +113,30 @@ def _exceptions(path: Path) -> Iterator[str]:
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
-    """A list item for each public property and method that has a docstring."""
-    items = []
-    for member in node.body:
-        if not isinstance(member, Function) or member.name.startswith("_"):
-            continue
-        doc = ast.get_docstring(member)
-        decorators = {ast.unparse(item) for item in member.decorator_list}
-        if "property" in decorators:
-            result = f": {ast.unparse(member.returns)}" if member.returns else ""
-            text = f"- `.{member.name}{result}`"
-        else:
-            text = f"- `.{' '.join(_signature(member, method=True, columns=10_000).split())}`"
-        items.append(f"{text}: {' '.join(doc.split())}" if doc else text)
-    if items:
-        yield "\n".join(items)
+    """The public properties as a list, then each public method with signature and docstring."""
+    members = [
+        member
+        for member in node.body
+        if isinstance(member, Function) and not member.name.startswith("_")
+    ]
+    properties = [item for item in members if _is_property(item)]
+    if properties:
+        yield "\n".join(_property_item(item) for item in properties)
+    for method in members:
+        if method not in properties:
+            yield f"#### {node.name}.{method.name}"
+            yield _fence(_signature(method, method=True), "python")
+            yield from _prose(ast.get_docstring(method))
+
+
+def _is_property(member: Function) -> bool:
+    return any(ast.unparse(item) == "property" for item in member.decorator_list)
+
+
+def _property_item(member: Function) -> str:
+    result = f": {ast.unparse(member.returns)}" if member.returns else ""
+    doc = " ".join((ast.get_docstring(member) or "").split())
+    return f"- `.{member.name}{result}`" + (f" {doc}" if doc else "")
 
 
 def _constructor(node: ast.ClassDef) -> list[str]:
@@ -142,10 +151,10 @@ def _constructor(node: ast.ClassDef) -> list[str]:
     ]
 
 
-def _signature(node: Function, method: bool = False, columns: int = MAX_COLUMNS) -> str:
-    parameters = _parameters(node.args)[int(method) :]
+def _signature(node: Function, method: bool = False) -> str:
+    parameters = _parameters(node.args)[int(method) :]  # without self
     result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return _call_text(node.name, parameters, result, columns)
+    return _call_text(node.name, parameters, result)
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:
@@ -162,11 +171,9 @@ def _parameters(arguments: ast.arguments) -> list[str]:
     return [part.replace("=", " = ", 1) if ": " in part else part for part in parts]
 
 
-def _call_text(
-    name: str, parameters: list[str], result: str = "", columns: int = MAX_COLUMNS
-) -> str:
+def _call_text(name: str, parameters: list[str], result: str = "") -> str:
     line = f"{name}({', '.join(parameters)}){result}"
-    if len(line) <= columns:
+    if len(line) <= MAX_COLUMNS:
         return line
     body = "".join(f"    {parameter},\n" for parameter in parameters)
     return f"{name}(\n{body}){result}"
