@@ -200,7 +200,8 @@ def main(argv: list[str]) -> int:
         return 2
     if not argv:
         page.write_text(text)
-        print(f"{PAGE}: {text.count('### ')} names")
+        count = text.count("\n### ")
+        print(f"{PAGE}: {count} names")
         return 0
     if page.read_text() == text:
         return 0
