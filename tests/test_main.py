@@ -60,6 +60,13 @@ def test_every_command_is_there():
 
 
 @pytest.mark.parametrize("command", cli._COMMANDS)
+def test_a_command_says_of_itself_what_the_table_says(command):
+    """The list of commands reads the same whether the command's module is loaded or not."""
+    loaded = cli._build_parser(command, cli._load_command(command)).format_help()
+    assert loaded == cli._build_parser(None, None).format_help()
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
 def test_every_help_has_an_example_that_parses(command, capsys):
     """--help ends with example lines of that command, as they are typed; its own parser takes the
     last of them, and every command prints JSON on request."""
