@@ -298,7 +298,8 @@ def parse_yaml(data: bytes, source: str, faults: list[str]) -> Mapping:
 
 
 def apply_override(root: Mapping, override: str, faults: list[str]) -> Mapping:
-    """The tree with one value replaced; `override` is `a.b.c=value`, value being YAML.
+    """The tree with one value replaced; `override` is `a.b.c=value`, value being YAML. A word with
+    a colon, as the address `memory:`, is text.
 
     Elements of a list are named by index or by their `id`: `layer_groups.drafts.window=32`.
     Appends a fault and returns the tree as it was where the path names nothing.
@@ -308,6 +309,8 @@ def apply_override(root: Mapping, override: str, faults: list[str]) -> Mapping:
     if not equals or not path.strip():
         faults.append(f"{source}: got no key=value, expected for example run.seed=3")
         return root
+    if re.fullmatch(r"\s*\w+:\s*", text):
+        text = f'"{text.strip()}"'  # `memory:` is an address here: no value is a key alone
     value = _build(text, source, faults, fixed_mark=True)
     if value is None:
         faults.append(f"{source}: got no value, expected one after =")

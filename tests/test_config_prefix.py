@@ -31,6 +31,13 @@ def test_values_and_what_they_leave_alone():
     assert layout_digest(on) == layout_digest(off)
 
 
+def test_the_store_by_override():
+    """Every address can be given as it is written, `memory:` too, which is a key to YAML."""
+    for store in ("memory:", "lmdb:/tmp/a b", "redis://h:1/0"):
+        cfg = tiny("prefix.contract=full", f"prefix.store={store}")
+        assert cfg.prefix.store == store
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "expected"),
     [

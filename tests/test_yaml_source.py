@@ -231,7 +231,7 @@ def test_broken_text(text, place):
 def test_overrides():
     """`a.b.c=value` replaces one value; lists by index, in brackets or by id; later ones win."""
     root, faults = parse(
-        "run: {seed: 1, lens: [1, 2]}\ngroups:\n  - {id: x, w: 1}\n  - {id: z, w: 2}"
+        "run: {seed: 1, lens: [1, 2], name: x}\ngroups:\n  - {id: x, w: 1}\n  - {id: z, w: 2}"
     )
     for override in (
         "run.seed=3",
@@ -239,11 +239,12 @@ def test_overrides():
         "groups.z.w=7",
         "groups[0].w=8",
         "run.seed=4",
+        "run.name= memory: ",
     ):
         root = apply_override(root, override, faults)
     assert not faults
     assert plain(root) == {
-        "run": {"seed": 4, "lens": [4, 5]},
+        "run": {"seed": 4, "lens": [4, 5], "name": "memory:"},
         "groups": [{"id": "x", "w": 8}, {"id": "z", "w": 7}],
     }
     seed = root.entries[0].node.entries[0].node
