@@ -140,8 +140,10 @@ def write_report(report: dict, path: str | Path) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -1,5 +1,6 @@
 """The run report: percentiles, byte counts, atomic writes, and the digest that ends it."""
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,21 @@ def test_a_report_replaces_the_old_one_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OSError, match="No such file"):
         write_report({}, tmp_path / "absent" / "report.json")
+
+
+def test_a_full_disk_names_the_report(tmp_path, monkeypatch):
+    """The message says which file; the old one stays, and no temporary one."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "report.json"
+    write_report({"digest": "old"}, path)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.json"):
+        write_report({"digest": "new"}, path)
+    assert json.loads(path.read_text()) == {"digest": "old"}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_report_path_is_tried_before_a_run(tmp_path):
