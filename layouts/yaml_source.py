@@ -298,8 +298,8 @@ def parse_yaml(data: bytes, source: str, faults: list[str]) -> Mapping:
 
 
 def apply_override(root: Mapping, override: str, faults: list[str]) -> Mapping:
-    """The tree with one value replaced; `override` is `a.b.c=value`, value being YAML. A word with
-    a colon, as the address `memory:`, is text.
+    """The tree with one value replaced, or added to a mapping; `override` is `a.b.c=value`, value
+    being YAML. A word with a colon, as the address `memory:`, is text.
 
     Elements of a list are named by index or by their `id`: `layer_groups.drafts.window=32`.
     Appends a fault and returns the tree as it was where the path names nothing.
@@ -332,6 +332,8 @@ def _replaced(node: Node, parts: list[str], value: Node, source: str, faults: li
                 entry, node=_replaced(entry.node, rest, value, source, faults), mark=value.mark
             )
             return replace(node, entries=node.entries[:at] + (new,) + node.entries[at + 1 :])
+        if not rest:  # an optional key that the file leaves out; the schema knows the others
+            return replace(node, entries=(*node.entries, Entry(value.mark, head, value)))
     elif isinstance(node, Sequence):
         names = [_id_of(item) or str(i) for i, item in enumerate(node.items)]
         at = names.index(head) if head in names else int(head) if head.isdecimal() else len(names)

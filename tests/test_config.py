@@ -107,7 +107,7 @@ def test_overrides_are_checked_like_the_file():
         "expected an integer >= 1 and <= 1024"
     )
     assert len(faults_of("quickstart", ("model.tokens_per_step=9",))) == 5  # 4 rings, 1 state
-    assert "unknown key sed" in faults_of("quickstart", ("run.sed=1",))[0]
+    assert "run.sed: got an unknown key" in faults_of("quickstart", ("run.sed=1",))[0]
 
 
 # Faults of single values

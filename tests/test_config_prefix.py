@@ -31,6 +31,14 @@ def test_values_and_what_they_leave_alone():
     assert layout_digest(on) == layout_digest(off)
 
 
+def test_a_section_that_the_file_lacks():
+    """An optional key of a file, and a whole section, can be given by an override."""
+    path = QUICKSTART.with_name("gpt_oss_120b.yaml")
+    section = "{contract: full, block_size: 64, snapshot_blocks: 1, budget_bytes: null, store: a}"
+    cfg = rs.load_config(path, (f"prefix={section}", "run.trace.hash_block_tokens=16"))
+    assert (cfg.prefix.block_size, cfg.run.trace.hash_block_tokens) == (64, 16)
+
+
 def test_the_store_by_override():
     """Every address can be given as it is written, `memory:` too, which is a key to YAML."""
     for store in ("memory:", "lmdb:/tmp/a b", "redis://h:1/0"):
@@ -88,6 +96,7 @@ def test_layers_that_see_all_keys_need_full(tmp_path, contract, block_size, expe
     path = tmp_path / "hybrid.yaml"
     rest = "snapshot_blocks: 1, budget_bytes: null, store: 'memory:'}"
     text = QUICKSTART.with_name("quickstart_hybrid.yaml").read_text()
+    text = text[: text.index("\nprefix:")]
     section = f"prefix: {{contract: {contract}, block_size: {block_size}, {rest}"
     path.write_text(f"{text}\n{section}\n")
     if expected is None:

@@ -240,11 +240,12 @@ def test_overrides():
         "groups[0].w=8",
         "run.seed=4",
         "run.name= memory: ",
+        "run.new=5",
     ):
         root = apply_override(root, override, faults)
     assert not faults
     assert plain(root) == {
-        "run": {"seed": 4, "lens": [4, 5], "name": "memory:"},
+        "run": {"seed": 4, "lens": [4, 5], "name": "memory:", "new": 5},
         "groups": [{"id": "x", "w": 8}, {"id": "z", "w": 7}],
     }
     seed = root.entries[0].node.entries[0].node
@@ -255,7 +256,7 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("run.sed=3", "got the unknown key sed, expected one of seed"),
+        ("rum.seed=3", "got the unknown key rum, expected one of run, groups"),
         ("run.seed.x=3", "got the unknown key x, expected nothing"),
         ("groups.z.w=3", "got the unknown key z, expected one of x"),
         ("groups.5.w=3", "got the unknown key 5, expected one of x"),
