@@ -109,7 +109,8 @@ def refuse_too_large(what: str, asked_bytes: int, free_bytes: int, place: str) -
     if asked_bytes > free_bytes:
         raise DeviceMemoryError(
             f"{what}: needs {asked_bytes:,} bytes but {free_bytes:,} are free on {place}; "
-            "lower num_state_slots or token_budget (without chunked_prefill also max_seq_len)"
+            "lower num_state_slots, num_blocks (of the paged pool) or token_budget (without "
+            "chunked_prefill also max_seq_len)"
         )
 
 

@@ -310,3 +310,9 @@ def test_quickstart_hybrid_on_the_command_line(capsys):
     found = report["bytes_per_sequence"]
     assert found["measured"] == found["formula"]
     assert report["scheduler"]["block_preemptions"] > 0
+
+
+def test_a_pool_that_is_too_large_names_its_key():
+    """A pool beyond the memory is refused before it is taken; the message says what to lower."""
+    with pytest.raises(rs.errors.DeviceMemoryError, match=r"paged pool of .* lower .*num_blocks"):
+        rs.Engine(tiny("engine.num_blocks=1000000000"), "cpu")
