@@ -185,6 +185,9 @@ def test_plot(capsys, tmp_path):
         ([*SHAPE, "--ratio", "0:1"], "--ratio='0:1' but must be L:G"),
         ([*SHAPE, "--ratio", "5:1", "--context", "0"], "context=0"),
         (["nope"], "no such file"),
+        (["mistral_7b", "--under", "nan"], "--under=nan but must be above 0"),
+        (["mistral_7b", "--under", "inf"], "--under=inf but must be above 0"),
+        (["mistral_7b", "--under", "-1"], "--under=-1.0 but must be above 0"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, message):

@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     check_separate_files("budget", {"CONFIG": args.config, "--plot": args.plot})
     shape, max_len = read_shape(args)
     rows = [shape_bytes(shape, context) for context in args.context]
+    if args.under is not None and not 0 < args.under < float("inf"):
+        raise ArgumentError(f"budget: --under={args.under} but must be above 0, and finite")
     ratios = [] if args.under is None else ratio_rows(shape, args)
     if args.plot:
         write_plot(shape, args.plot, max(args.context))
