@@ -116,8 +116,6 @@ def choose_cut(
     alone = blocks * splits <= multiprocessors or slots == multiprocessors
     run_bytes = heads * fmt.head_dim * (1 if fmt.type == "mxfp8" else 2)
     room = BLOCK_SHARED if wide or run_bytes >= 1024 else SMALL_BLOCK_SHARED
-    if alone and hopper:
-        room = LONE_BLOCK_SHARED
     fetchers = 4 if alone else 2 if heads > 4 or wide else 1
     stages = room // (KEY_TILE * key_stride(fmt, heads))  # rounded down
     whole = heads == fmt.num_kv_heads and run_align(fmt) == 16
