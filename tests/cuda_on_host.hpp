@@ -192,7 +192,10 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
 inline float half_of(uint32_t word, int upper) {
   return bf16_float(uint16_t(upper ? word >> 16 : word));
 }
-inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// d += a b, fragments as in mma.cuh; value(word, upper) is an element of a pair.
+template <typename Value>
+inline void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                               Value value) {
   WarpBoard& board = boards[threadIdx.x / 32];
   uint32_t* own = board.words[threadIdx.x % 32];
   for (int i = 0; i < 4; i++) own[i] = a[i];
@@ -205,11 +208,14 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     for (int k = 0; k < 16; k++) {
       const uint32_t from_a = board.words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)];
       const uint32_t from_b = board.words[column * 4 + k % 8 / 2][4 + k / 8];
-      sum += double(half_of(from_a, k % 2)) * half_of(from_b, k % 2);
+      sum += double(value(from_a, k % 2)) * value(from_b, k % 2);
     }
     d[i] = float(sum);
   }
   sync_warp();
+}
+inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply_fragments(d, a, b0, b1, half_of);
 }
 
 // ---- arithmetic and memory of one lane

@@ -62,24 +62,8 @@ inline uint32_t pack_fp16(float low, float high) {
   return float_fp16(low) | uint32_t(float_fp16(high)) << 16;
 }
 inline void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  WarpBoard& board = boards[threadIdx.x / 32];
-  uint32_t* own = board.words[threadIdx.x % 32];
-  for (int i = 0; i < 4; i++) own[i] = a[i];
-  own[4] = b0, own[5] = b1;
-  sync_warp();
-  const auto half = [](uint32_t word, int k) { return double(fp16_float(word >> 16 * (k % 2))); };
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  for (int i = 0; i < 4; i++) {
-    const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
-    double sum = d[i];
-    for (int k = 0; k < 16; k++) {
-      const uint32_t from_a = board.words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)];
-      const uint32_t from_b = board.words[column * 4 + k % 8 / 2][4 + k / 8];
-      sum += half(from_a, k) * half(from_b, k);
-    }
-    d[i] = float(sum);
-  }
-  sync_warp();
+  multiply_fragments(d, a, b0, b1,
+                     [](uint32_t word, int upper) { return fp16_float(word >> 16 * upper); });
 }
 
 inline float reciprocal_approx(float x) { return 1.0f / x; }
