@@ -18,6 +18,7 @@ from ..layouts.budget import (
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .budget_plot import write_plot
+from .command import add_overrides
 
 EXAMPLE = """ringslab budget gemma3_27b.yaml --context 8192 131072
 ringslab budget --layers 48 --kv-heads 8 --head-dim 128 --window 1024 --under 4"""
@@ -37,14 +38,7 @@ def add_parser(subparsers: Any) -> None:
         "or --ratio.",
     )
     parser.add_argument("config", nargs="?", help="a YAML file, or a packaged one's name")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace one value of the file; may be repeated",
-    )
+    add_overrides(parser, "engine.num_blocks=64")
     add = parser.add_argument
     add("--context", type=int, nargs="+", default=list(CONTEXTS), metavar="TOKENS")
     add("--name", help="name of a shape given by flags")

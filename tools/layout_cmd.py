@@ -11,6 +11,7 @@ from ..layouts.config import load_config
 from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat
 from ..layouts.slots import Ring
+from .command import add_overrides
 
 EXAMPLE = "ringslab layout deepseek_v4_1_flash.yaml --svg slot.svg"
 MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
@@ -28,14 +29,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("config", help="a YAML file, or a packaged name such as quickstart.yaml")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="replace one value of the file, for example engine.num_state_slots=8; may be repeated",
-    )
+    add_overrides(parser, "engine.num_state_slots=8")
     parser.add_argument(
         "--svg", metavar="FILE.svg", help="draw the slot, its rings and its records into a file"
     )

@@ -20,6 +20,7 @@ from ..engine.report import check_report_path, check_separate_files, write_repor
 from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
+from .command import add_overrides
 
 EXAMPLE = "ringslab prefix quickstart.yaml --contracts none,full --set run.trace.num_requests=8"
 CONTRACTS = ("none", "full", "exact", "bounded")
@@ -32,14 +33,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a packaged one's name")
     parser.add_argument("--trace", metavar="PATH", help="a .jsonl or .csv file to replay")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="overrides",
-        action="append",
-        default=[],
-        help="change one value of the YAML, as prefix.block_size=64; may be repeated",
-    )
+    add_overrides(parser, "prefix.block_size=64")
     parser.add_argument(
         "--contracts", default=",".join(CONTRACTS), help="which, separated by commas; none is first"
     )

@@ -13,13 +13,14 @@ from ..engine.report import check_report_path, check_separate_files
 from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
+from .command import add_overrides
+from .main import EXIT_INTERRUPTED
 from .plots import check_plot_path, write_plots
 from .timeline import write_picture
 
 EXAMPLE = """ringslab run quickstart.yaml --verify
 ringslab run quickstart.yaml --set run.trace.num_requests=50 --report run.json"""
 EXIT_FAILED = 1  # the verification found an output outside its bound
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -32,14 +33,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", metavar="PATH", help="a .jsonl (Mooncake) or .csv (Azure) file to replay"
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="overrides",
-        action="append",
-        default=[],
-        help="change one value of the YAML, as run.seed=3; may be repeated",
-    )
+    add_overrides(parser, "run.seed=3")
     parser.add_argument(
         "--verify", action="store_true", help="check sampled outputs against float64 afterwards"
     )
