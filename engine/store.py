@@ -16,7 +16,16 @@ from ..layouts.sizes import is_count, is_real
 from .store_lmdb import LmdbShelf
 from .store_memory import MemoryShelf
 from .store_redis import RedisShelf
-from .store_seal import check_key, head_bytes, is_head, seal, sealed_bytes, unseal, view_value
+from .store_seal import (
+    Sealed,
+    check_key,
+    head_bytes,
+    is_head,
+    seal,
+    sealed_bytes,
+    unseal,
+    view_value,
+)
 from .store_stats import ShelfFault, StoreStats
 from .store_writer import WritingStore, check_queue
 
@@ -31,17 +40,17 @@ class Shelf(Protocol):
     budget_bytes: int | None
     max_sealed_bytes: int | None
 
-    def fetch(self, key: bytes) -> bytes | None:
+    def fetch(self, key: bytes) -> Sealed | None:
         """All bytes under a key, which now counts as used."""
 
-    def head(self, key: bytes, num_bytes: int) -> tuple[bytes, int] | None:
+    def head(self, key: bytes, num_bytes: int) -> tuple[Sealed, int] | None:
         """The first bytes under a key, and how many there are in all."""
 
-    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def place(self, items: Sequence[tuple[bytes, Sealed]]) -> None:
         """Replaces what is under each key, in this order, each value wholly or not at all; durable
         when it returns. After a ShelfFault of several, some may be there."""
 
-    def remove(self, key: bytes, seen: bytes | None = None) -> bool:
+    def remove(self, key: bytes, seen: Sealed | None = None) -> bool:
         """Whether something was there and is removed; where `seen` is given, only if that is still
         what lies there (it may have been replaced meanwhile)."""
 
@@ -115,7 +124,7 @@ class Store:
             longest is None or size <= longest
         )
 
-    def _put_one(self, item: tuple[bytes, bytes], value_bytes: int) -> bool:
+    def _put_one(self, item: tuple[bytes, Sealed], value_bytes: int) -> bool:
         try:
             self.shelf.place([item])
         except ShelfFault:
@@ -153,7 +162,7 @@ class Store:
             if os.getpid() == self._pid:  # a forked child must not end what its parent uses
                 self.shelf.close()
 
-    def _remove(self, key: bytes, seen: bytes | None) -> bool:
+    def _remove(self, key: bytes, seen: Sealed | None) -> bool:
         try:
             return self.shelf.remove(key, seen)
         except ShelfFault:

@@ -19,6 +19,7 @@ from ..layouts.errors import StoreError
 from .store_directory import private_directory, sync_directory
 from .store_gate import Gate
 from .store_order import UseOrder
+from .store_seal import Sealed
 from .store_stats import Outage, ShelfFault, StoreStats
 
 DATA_FILE, LOCK_FILE = "data.mdb", "lock.mdb"
@@ -93,7 +94,7 @@ class LmdbShelf:
 
         return self._run(look, write=False, buffers=True)
 
-    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def place(self, items: Sequence[tuple[bytes, Sealed]]) -> None:
         touched = self._take_touched()
 
         def write(txn: Any) -> int:
@@ -107,7 +108,7 @@ class LmdbShelf:
         if evicted:
             self.stats.add(evicted=evicted)
 
-    def _place_one(self, txn: Any, order: UseOrder, key: bytes, sealed: bytes) -> int:
+    def _place_one(self, txn: Any, order: UseOrder, key: bytes, sealed: Sealed) -> int:
         """Number of values that had to go for this one."""
         order.remove(key)
         txn.put(key, sealed, db=self._values)
@@ -121,7 +122,7 @@ class LmdbShelf:
             evicted += 1
         return evicted
 
-    def remove(self, key: bytes, seen: bytes | None = None) -> bool:
+    def remove(self, key: bytes, seen: Sealed | None = None) -> bool:
         def write(txn: Any) -> bool:
             if seen is not None and txn.get(key, db=self._values) != seen:
                 return False

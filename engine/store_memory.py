@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from .store_seal import Sealed
 from .store_stats import StoreStats
 
 
@@ -15,22 +16,22 @@ class MemoryShelf:
     def __init__(self, budget_bytes: int | None, stats: StoreStats) -> None:
         self.budget_bytes, self.stats = budget_bytes, stats
         self.used_bytes = 0
-        self._values: OrderedDict[bytes, bytes] = OrderedDict()
+        self._values: OrderedDict[bytes, Sealed] = OrderedDict()
         self._lock = threading.Lock()
 
-    def fetch(self, key: bytes) -> bytes | None:
+    def fetch(self, key: bytes) -> Sealed | None:
         with self._lock:
             sealed = self._values.get(key)
             if sealed is not None:
                 self._values.move_to_end(key)
             return sealed
 
-    def head(self, key: bytes, num_bytes: int) -> tuple[bytes, int] | None:
+    def head(self, key: bytes, num_bytes: int) -> tuple[Sealed, int] | None:
         with self._lock:
             sealed = self._values.get(key)
         return None if sealed is None else (sealed[:num_bytes], len(sealed))
 
-    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def place(self, items: Sequence[tuple[bytes, Sealed]]) -> None:
         with self._lock:
             for key, sealed in items:
                 self._drop(key)
@@ -40,7 +41,7 @@ class MemoryShelf:
                     self._drop(next(iter(self._values)))
                     self.stats.add(evicted=1)
 
-    def remove(self, key: bytes, seen: bytes | None = None) -> bool:
+    def remove(self, key: bytes, seen: Sealed | None = None) -> bool:
         with self._lock:
             if seen is not None and self._values.get(key) != seen:
                 return False

@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ..layouts.errors import ArgumentError, StoreError
+from .store_seal import Sealed
 from .store_stats import Outage, ShelfFault, StoreStats
 
 KEY_PREFIX = b"ringslab:"  # other programs may keep keys in the same database
@@ -64,11 +65,11 @@ class RedisShelf:
 
         return self._call(look)
 
-    def place(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def place(self, items: Sequence[tuple[bytes, Sealed]]) -> None:
         for key, sealed in items:  # a server commits each anyway
             self._call(lambda key=key, sealed=sealed: self._client.set(KEY_PREFIX + key, sealed))
 
-    def remove(self, key: bytes, seen: bytes | None = None) -> bool:
+    def remove(self, key: bytes, seen: Sealed | None = None) -> bool:
         name = KEY_PREFIX + key
         if seen is None:
             return self._call(lambda: self._client.delete(name)) > 0

@@ -18,12 +18,16 @@ import hashlib
 import struct
 from typing import Any
 
+import numpy as np
+
 from ..layouts.errors import ArgumentError
 
 MAGIC = b"RSLB"
 FORMAT_VERSION = 1  # a change of this table, or of what any record's bytes mean, is a new version
 CHECKSUM_BYTES = 16
 MAX_KEY_BYTES = 511  # LMDB's bound; the same for every store
+
+Sealed = bytes | memoryview  # as `seal` makes it, or as it was read
 
 _HEAD = struct.Struct("<4sHHQ16s")
 _KEY_AT = _HEAD.size + CHECKSUM_BYTES
@@ -51,15 +55,21 @@ def view_value(value: Any) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def seal(key: bytes, value: memoryview, layout: bytes) -> bytes:
-    """The sealed copy of a value; later changes to `value` do not reach it."""
+def seal(key: bytes, value: memoryview, layout: bytes) -> Sealed:
+    """The sealed copy of a value, read-only; later changes to `value` do not reach it.
+
+    A thread that seals megabytes lets the others run meanwhile: NumPy's copies and hashlib's sums
+    release the interpreter, those of bytes and bytearray do not.
+    """
     head = _HEAD.pack(MAGIC, FORMAT_VERSION, len(key), value.nbytes, layout)
-    sealed = bytearray(sealed_bytes(key, value.nbytes))
-    sealed[: len(head)] = head
-    sealed[_KEY_AT : _KEY_AT + len(key)] = key
-    sealed[_KEY_AT + len(key) :] = value  # copied before it is summed: they cannot differ
-    sealed[len(head) : _KEY_AT] = _checksum(memoryview(sealed))
-    return bytes(sealed)
+    sealed = np.empty(sealed_bytes(key, value.nbytes), np.uint8)
+    first = memoryview(sealed)[: head_bytes(key)]
+    first[: len(head)] = head
+    first[_KEY_AT:] = key
+    sealed[head_bytes(key) :] = np.frombuffer(value, np.uint8)  # copied before it is summed
+    first[len(head) : _KEY_AT] = _checksum(memoryview(sealed))
+    sealed.flags.writeable = False
+    return memoryview(sealed)
 
 
 def sealed_bytes(key: bytes, value_bytes: int) -> int:
@@ -72,7 +82,7 @@ def head_bytes(key: bytes) -> int:
     return _KEY_AT + len(key)
 
 
-def is_head(head: bytes, total_bytes: int, key: bytes, layout: bytes) -> bool:
+def is_head(head: Sealed, total_bytes: int, key: bytes, layout: bytes) -> bool:
     """Whether the first bytes of a sealed value of `total_bytes` are right but for the checksum."""
     if len(head) < head_bytes(key):
         return False
@@ -86,7 +96,7 @@ def is_head(head: bytes, total_bytes: int, key: bytes, layout: bytes) -> bool:
     )
 
 
-def unseal(sealed: bytes, key: bytes, layout: bytes) -> bytes | None:
+def unseal(sealed: Sealed, key: bytes, layout: bytes) -> bytes | None:
     """The value, or None where the seal does not hold for this key and layout."""
     view = memoryview(sealed)
     if not is_head(bytes(view[: head_bytes(key)]), len(view), key, layout):

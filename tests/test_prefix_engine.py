@@ -140,7 +140,9 @@ def test_a_damaged_snapshot_is_a_miss(backend):
         engine.prefix.flush()
         values = engine.prefix.store.shelf._values
         key = list(values)[-1]
-        values[key] = values[key][:-5] + bytes([values[key][-5] ^ 4]) + values[key][-4:]
+        damaged = bytearray(values[key])
+        damaged[-5] ^= 4
+        values[key] = bytes(damaged)
         run.submit("b", prompt_of(1, 2, 3, 4, 5, tail=2), 2)
         run.run()
         assert run.first_outputs["b"] == (32, 32)

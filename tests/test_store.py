@@ -18,7 +18,7 @@ VALUES = [b"", b"\0", b"x" * 47, bytes(range(256)) * 300]
 
 
 def sealed(key: bytes, value: bytes, layout: bytes = LAYOUT_A) -> bytes:
-    return seal(key, view_value(value), layout)
+    return bytes(seal(key, view_value(value), layout))
 
 
 @pytest.mark.parametrize("value", VALUES, ids=len)

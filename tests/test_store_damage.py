@@ -30,7 +30,8 @@ class Raw:
         self.kind = type(store.shelf).__name__
 
     def read(self, key: bytes) -> bytes:
-        return self.shelf.fetch(key)
+        data = self.shelf.fetch(key)
+        return None if data is None else bytes(data)
 
     def write(self, key: bytes, data: bytes) -> None:
         if self.kind == "MemoryShelf":
@@ -40,6 +41,10 @@ class Raw:
         else:
             with self.shelf._env.begin(write=True) as txn:
                 txn.put(key, data, db=self.shelf._values)
+
+
+def sealed(n, value, layout=LAYOUT_A) -> bytes:
+    return bytes(seal(key_of(n), view_value(value), layout))
 
 
 def flip_bits(rng, good, n):
@@ -52,7 +57,7 @@ def flip_bits(rng, good, n):
 def torn(rng, good, n):
     """The first bytes of one version and the rest of another of the same length, cut behind the
     first byte of the checksum: before it the two versions are equal."""
-    other = seal(key_of(n), view_value(value_of(n, 1)), LAYOUT_A)
+    other = sealed(n, value_of(n, 1))
     cut = rng.randrange(33, len(good))
     return good[:cut] + other[cut:]
 
@@ -68,7 +73,7 @@ def zero_pages(rng, good, n):
 
 def other_key(rng, good, n):
     other = (n + rng.randrange(1, NUM_KEYS)) % NUM_KEYS
-    return seal(key_of(other), view_value(value_of(other)), LAYOUT_A)
+    return sealed(other, value_of(other))
 
 
 DAMAGE = [
@@ -79,7 +84,7 @@ DAMAGE = [
     lambda rng, good, n: good[: rng.randrange(1, len(good))],
     lambda rng, good, n: good + rng.randbytes(rng.randint(1, 600)),
     lambda rng, good, n: rng.randbytes(len(good)),
-    lambda rng, good, n: seal(key_of(n), view_value(value_of(n)), LAYOUT_B),
+    lambda rng, good, n: sealed(n, value_of(n), LAYOUT_B),
 ]
 
 
@@ -137,7 +142,7 @@ def test_bits_flipped_in_the_file_of_lmdb(tmp_path):
 
 
 def seal_tail(key: bytes, value: bytes) -> bytes:
-    return seal(key, view_value(value), LAYOUT_A)[len(MAGIC) :]
+    return bytes(seal(key, view_value(value), LAYOUT_A))[len(MAGIC) :]
 
 
 def test_damage_is_not_removed_once_replaced(store_url):
