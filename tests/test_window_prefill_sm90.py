@@ -68,11 +68,14 @@ def case(lengths, heads=64, window=128, ring_len=134, sink=True, rope=None, code
     return Case(random_bf16(rng, (sum(tokens), heads, DIM)), records, plan, options)
 
 
-def launch(c, **extra):
-    """Outputs and lse of the Hopper kernel, over poison."""
+def launch(c, bounds=None, **extra):
+    """Outputs and lse of the Hopper kernel, over poison; `bounds` on the device in place of the
+    plan's cu_seqlens_q."""
     out = to_backend(np.full(c.q.shape, 0x7FC1, np.uint16), "cuda")
     lse = to_backend(np.full(c.q.shape[:2], np.nan, np.float32), "cuda")
     arrays = [to_backend(x, "cuda") for x in (c.q, c.records, c.plan)]
+    if bounds is not None:
+        arrays[2] = dataclasses.replace(arrays[2], cu_seqlens_q=bounds)
     options = {**c.options, "sink": to_backend(c.options["sink"], "cuda")}
     launcher.launch(*arrays, out, lse, **options, **extra)
     return to_host(out), to_host(lse)
@@ -141,6 +144,27 @@ def test_bits_do_not_depend_on_the_cut():
     plan = rs.plan_prefill([0], [last - first], [500], window=window, ring_len=134)
     alone = Case(c.q[first:last], c.records[np.r_[rows, new]], plan, c.options)
     assert np.array_equal(launch(alone)[0], out[first:last])
+
+
+@pytest.mark.gpu
+def test_padding_behind_the_last_sequence():
+    """37 tokens more than the sequences have, and bounds that are followed by zeros: the sequences'
+    bits are those without padding, padding gives 0 and -inf, and nothing is read past the bounds
+    (a search that went on would not end)."""
+    c = case([(140, 2188), (30, 30)])
+    out, lse = launch(c)
+    seqlens = ([0, 1], [140, 30], [2188, 30])
+    plan = rs.plan_prefill(*seqlens, window=128, ring_len=134, num_tokens=207)
+    bounds = to_backend(i32([*plan.cu_seqlens_q, *[0] * 61]), "cuda")
+    records = np.concatenate([c.records, np.full((37, c.records.shape[1]), 0xFF, np.uint8)])
+    q = np.concatenate([c.q, np.full((37, *c.q.shape[1:]), 0x3F80, np.uint16)])
+    padded = Case(q, records, plan, c.options)
+    for blocks in (1, 9, None):
+        more, more_lse = launch(padded, bounds=bounds[:3], num_blocks=blocks)
+        assert np.array_equal(more[:170], out)
+        assert np.array_equal(more_lse[:170], lse)
+        assert not more[170:].any()
+        assert (more_lse[170:] == -np.inf).all()
 
 
 @pytest.mark.gpu

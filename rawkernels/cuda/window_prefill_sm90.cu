@@ -19,6 +19,7 @@
 #include "hopper.cuh"
 #include "window_prefill_sm90_params.cuh"
 #include "latent_tile_sm90.cuh"
+#include "token_ranges.cuh"
 
 constexpr int NUM_WRITERS = WARPGROUP_THREADS / 32 - 1;  // warps that write key rows
 constexpr int TOKEN_ENTRIES = 8;  // tokens that may be announced and not yet released, and one more
@@ -38,16 +39,6 @@ struct Shared {
   uint64_t rows_read[TOKEN_ENTRIES];    // all consumers of the token have arrived
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for less");
-
-// The tokens of a block.
-struct Range {
-  int first, num;
-};
-__device__ __forceinline__ Range range_of_block(const Params& p) {
-  const int64_t tokens = p.num_tokens;
-  const int first = static_cast<int>(tokens * blockIdx.x / gridDim.x);
-  return {first, static_cast<int>(tokens * (blockIdx.x + 1) / gridDim.x) - first};
-}
 
 // The visible keys of a token, oldest first: `num_history` records from `history` on, then records
 // from `chunk` on, `num` in all. Key j lies in row (first_row + j) % ring_len.
@@ -169,12 +160,17 @@ __device__ __forceinline__ int sequence_of(const Params& p, int token) {
   return low;
 }
 
+// Tokens past the last sequence's are padding that sees no keys, and count as its own.
+__device__ __forceinline__ int end_of_sequence(const Params& p, int seq) {
+  return seq + 1 < p.num_seqs ? __ldg(p.cu_seqlens_q + seq + 1) : p.num_tokens;
+}
+
 // One of the warps that keep the window up to date and announce tokens.
-__device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Range range,
+__device__ __forceinline__ void write_rows(const Params& p, Shared& shared, TokenRange range,
                                            int writer, int lane) {
   // A row may be replaced once the tokens that see its old key are read.
   const int ahead = min(p.ring_len - p.window + 1, MAX_TOKENS_AHEAD);
-  int seq = sequence_of(p, range.first), seq_end = __ldg(p.cu_seqlens_q + seq + 1);
+  int seq = sequence_of(p, range.first), seq_end = end_of_sequence(p, seq);
   int4 pivots = load_pivots(p, range.first);
   int position = __ldg(p.positions + range.first);
   int tokens_read = 0;
@@ -188,7 +184,7 @@ __device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Rang
     position = __ldg(p.positions + next);
     if (writer == 0) prefetch_rotation(p, token_position, lane);
     const bool new_sequence = token >= seq_end;
-    while (token >= seq_end) seq_end = __ldg(p.cu_seqlens_q + ++seq + 1);
+    while (token >= seq_end) seq_end = end_of_sequence(p, ++seq);
     if ((n == 0 || new_sequence) && seq_end < range.first + range.num && writer == 0 && lane == 0)
       prefetch_to_l2(p.records + (seq + 1) * int64_t(p.window) * RECORD_BYTES,
                      p.window * RECORD_BYTES);
@@ -212,14 +208,14 @@ __device__ __forceinline__ void write_rows(const Params& p, Shared& shared, Rang
 }
 
 __device__ __forceinline__ void request_all_queries(const Params& p, TileShared& shared,
-                                                    Range range) {
+                                                    TokenRange range) {
   SlotWriter writer;
   const int tiles = range.num * p.head_tiles, first_tile = range.first * p.head_tiles;
 #pragma unroll 1
   for (int t = 0; t < tiles; t++) request_queries(p, shared, writer, first_tile + t, t & 1);
 }
 
-__device__ __forceinline__ void consume(const Params& p, Shared& shared, Range range,
+__device__ __forceinline__ void consume(const Params& p, Shared& shared, TokenRange range,
                                         int consumer, int tid) {
   const int lane = tid % 32, head = tid % WARPGROUP_THREADS / 32 * STAGE_ROWS + lane / 4;
   const int tiles = range.num * p.head_tiles, first_tile = range.first * p.head_tiles;
@@ -250,7 +246,9 @@ window_prefill_sm90(const __grid_constant__ Params p) {
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int tid = threadIdx.x, lane = tid % 32;
   const int warpgroup = __shfl_sync(~0u, tid / WARPGROUP_THREADS, 0);
-  const Range range = range_of_block(p);
+  const TokenRange range =
+      range_of_block(p.cu_seqlens_q, p.num_seqs, p.num_tokens, blockIdx.x, gridDim.x);
+  if (range.num == 0) return;
   if (tid == 0) {
     prefetch_tensor_map(&p.q_map);
     prefetch_tensor_map(&p.out_map);
