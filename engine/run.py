@@ -2,8 +2,8 @@
 
 Requests are submitted in the order of the trace, as slots become free or at their arrival times
 (run_requests.py). What the model "says" is a pure function of seed, request and position
-(`tokens.py`), so no output is needed to go on: on a GPU the host stays one step ahead and never
-waits for results.
+(`tokens.py`), so no output is needed to go on: on a GPU the host stays ahead and never waits
+for results.
 """
 
 import signal
@@ -177,7 +177,12 @@ def _open_run(
             ),
             DecodeGraphs() if graphs else None,
         ),
-        stats=open_stats(len(requests), memory, on_gpu=engine.backend == "cuda"),
+        stats=open_stats(
+            len(requests),
+            memory,
+            on_gpu=engine.backend == "cuda",
+            live=cfg.run.trace.time_scale is not None,
+        ),
         counters_before=asdict(engine.scheduler.counters),
         kind_steps={"prefill": 0, "decode": 0},
         arrivals=Arrivals(requests, cfg.run.trace.time_scale, cfg.engine.max_prefill_seqs),

@@ -53,8 +53,8 @@ class StepEnd:
 class RunStats:
     """Counts and times of a run; arrays have one element a request.
 
-    On a GPU the host queues one step ahead of the device, so a step's end is known when its event
-    is done, one step later: `lag` steps may be open.
+    On a GPU the host queues ahead of the device, so a step's end is known when its event is done,
+    up to `lag` steps later.
     """
 
     memory: Memory
@@ -179,10 +179,14 @@ class RunStats:
         }
 
 
-def open_stats(num_requests: int, memory: Memory, *, on_gpu: bool) -> RunStats:
+def open_stats(num_requests: int, memory: Memory, *, on_gpu: bool, live: bool) -> RunStats:
+    """`live`: arrivals are waited for. The host then stays one step ahead, because a request that
+    comes late is in no step that is queued; else two, so that the device never waits for the plans
+    of a prefill while a short decode step runs."""
+    ahead = 1 if live else 2
     return RunStats(
         memory=memory,
-        lag=1 if on_gpu else 0,
+        lag=ahead if on_gpu else 0,
         admitted_s=np.full(num_requests, UNSET),
         first_token_s=np.full(num_requests, UNSET),
         finished_s=np.full(num_requests, UNSET),
