@@ -217,6 +217,15 @@ inline void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], uint32_t b
 inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   multiply_fragments(d, a, b0, b1, half_of);
 }
+inline float fp16_value(uint16_t bits) {
+  _Float16 x;
+  std::memcpy(&x, &bits, 2);
+  return x;
+}
+inline void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply_fragments(d, a, b0, b1,
+                     [](uint32_t word, int upper) { return fp16_value(word >> 16 * upper); });
+}
 
 // ---- arithmetic and memory of one lane
 
@@ -226,12 +235,19 @@ inline uint32_t pack_bf16(float low, float high) {
 inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return pack_bf16(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
 }
+inline uint32_t pack_fp16(float low, float high) {
+  const _Float16 halves[2] = {_Float16(low), _Float16(high)};
+  uint32_t word;
+  std::memcpy(&word, halves, 4);
+  return word;
+}
 template <int HALF>
 inline uint32_t sign_extend_bytes(uint32_t word) {
   const int low = int8_t(word >> (16 * HALF)), high = int8_t(word >> (16 * HALF + 8));
   return uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16;
 }
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
 template <typename T>
 inline T __ldg(const T* from) {
   CHECK(reinterpret_cast<uintptr_t>(from) % sizeof(T) == 0);

@@ -60,21 +60,6 @@ inline uint32_t load_shared_word(uint32_t address) {
   return word;
 }
 
-inline float fp16_value(uint16_t bits) {
-  _Float16 x;
-  std::memcpy(&x, &bits, 2);
-  return x;
-}
-inline uint32_t pack_fp16(float low, float high) {
-  const _Float16 halves[2] = {_Float16(low), _Float16(high)};
-  uint32_t word;
-  std::memcpy(&word, halves, 4);
-  return word;
-}
-inline void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  multiply_fragments(d, a, b0, b1,
-                     [](uint32_t word, int upper) { return fp16_value(word >> 16 * upper); });
-}
 inline const uint8_t* shuffle_address(const uint8_t* address, int lane) {
   const auto bits = reinterpret_cast<uint64_t>(address);
   const uint64_t low = __shfl_sync(~0u, uint32_t(bits), lane);

@@ -67,7 +67,6 @@ inline uint32_t atomicOr(uint32_t* to, uint32_t bits) {
 }
 inline uint32_t __float_as_uint(float x) { return float_bits(x); }
 inline float __log2f(float x) { return std::log2(x); }
-inline float reciprocal_approx(float x) { return 1.0f / x; }
 
 // ---- barriers
 
@@ -278,17 +277,8 @@ struct WarpProducts {
 inline WarpProducts warp_products[HOST_THREADS / 32];
 // Operands are bf16, or fp16 in a build with FP16.
 #if FP16
-inline float operand_float(uint16_t bits) {
-  _Float16 x;
-  std::memcpy(&x, &bits, sizeof x);
-  return float(x);
-}
-inline uint32_t pack_operands(float low, float high) {
-  const _Float16 pair[2] = {_Float16(low), _Float16(high)};
-  uint32_t packed;
-  std::memcpy(&packed, pair, sizeof packed);
-  return packed;
-}
+inline float operand_float(uint16_t bits) { return fp16_value(bits); }
+inline uint32_t pack_operands(float low, float high) { return pack_fp16(low, high); }
 #else
 inline float operand_float(uint16_t bits) { return bf16_float(bits); }
 inline uint32_t pack_operands(float low, float high) { return pack_bf16(low, high); }

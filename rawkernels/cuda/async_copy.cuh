@@ -1,5 +1,5 @@
-// Barriers that count copies, and copies that pass by the registers, from sm_80 on; the tensor-core
-// instructions of the grouped-query decode kernels. What only sm_90 has is in hopper.cuh.
+// Barriers that count copies, and copies that pass by the registers, from sm_80 on; what else
+// the grouped-query decode kernels need beside mma.cuh. What only sm_90 has is in hopper.cuh.
 #pragma once
 #include "hopper.cuh"
 
@@ -63,21 +63,6 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
   return word;
 }
 
-// d += a b with fp16 operands, as mma_m16n8k16.
-__device__ __forceinline__ void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4],
-                                                  uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Two fp16 in one word, `low` in the lower half.
-__device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 // The address that a lane holds, to all lanes.
 __device__ __forceinline__ const uint8_t* shuffle_address(const uint8_t* address, int lane) {
   return reinterpret_cast<const uint8_t*>(

@@ -130,9 +130,7 @@ __device__ __forceinline__ float tanh_approx(float x) {
 // Two operands of products in one word, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack_operands(float low, float high) {
 #if FP16
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
+  return pack_fp16(low, high);
 #else
   return pack_bf16(low, high);
 #endif

@@ -1,5 +1,6 @@
-// The warp-wide tensor-core instructions of sm_80 and later, and the packed bf16 arithmetic that
-// feeds them. The inline PTX of the portable attention kernels is here and nowhere else.
+// The warp-wide tensor-core instructions of sm_80 and later, and the packed arithmetic that feeds
+// them. The inline PTX of the portable attention kernels is here, and their copies' in tile_ptx.cuh
+// and async_copy.cuh.
 //
 // Fragments, with g = lane / 4 and t = lane % 4 (PTX ISA, "Matrix fragments for mma.m16n8k16"):
 //   A 16 x 16  a[0] row g, k 2t, 2t+1;  a[1] row g+8, the same k;  a[2] row g, k 8+2t, 8+2t+1;
@@ -20,6 +21,16 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
                                              uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with fp16 operands.
+__device__ __forceinline__ void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4],
+                                                  uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -55,6 +66,13 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return product;
 }
 
+// Two fp16 in one word, `low` in the lower half, to nearest even.
+__device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 // Bytes 0, 1 (HALF 0) or 2, 3 (HALF 1) of a word, each sign-extended to 16 bits.
 template <int HALF>
 __device__ __forceinline__ uint32_t sign_extend_bytes(uint32_t word) {
@@ -67,5 +85,12 @@ __device__ __forceinline__ uint32_t sign_extend_bytes(uint32_t word) {
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, about 1 ulp; 0 gives infinity, infinity 0, NaN stays.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
