@@ -1,23 +1,10 @@
 """Device memory of decode kernels that share a sequence among several thread blocks."""
 
-from functools import cache
 from typing import Any
 
 from ...layouts.formats import RecordFormat
-from ..device.probe import current_device
 from ..device.workspaces import stream_workspace
 from .gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, Cut, state_words
-
-
-def multiprocessors() -> int:
-    return _multiprocessors(current_device())
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    from cupy.cuda import Device
-
-    return int(Device(device).attributes["MultiProcessorCount"])
 
 
 def split_bytes(fmt: RecordFormat, cut: Cut, units: int, num_parts: int) -> int:

@@ -4,12 +4,10 @@ window_decode_sm90, window_decode_sm90_small and window_prefill_sm90 give a toke
 portable kernels give others, so a layer is served by one of the two families for good.
 """
 
-from functools import cache
-
 from ...layouts.formats import RecordFormat
 from ...layouts.rope import Rope
 from ..device.kernel_source import macro_set
-from ..device.probe import current_device
+from ..device.probe import multiprocessors
 
 HEAD_DIM = 512
 HEAD_TILE = 64  # heads of a tile: the rows of a warpgroup product
@@ -50,11 +48,4 @@ def serves(
 
 def resident_blocks() -> int:
     """Thread blocks that run at once on the current device: one a multiprocessor."""
-    return _multiprocessors(current_device())
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    from cupy.cuda import Device
-
-    return int(Device(device).attributes["MultiProcessorCount"])
+    return multiprocessors()

@@ -8,7 +8,7 @@ from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
-from ..device.probe import current_device
+from ..device.probe import current_device, multiprocessors
 from ..paged_checks import PagedAccess, check_paged_decode
 from .attention_shapes import current_arch
 from .gqa_shapes import (
@@ -22,7 +22,7 @@ from .gqa_shapes import (
     score_numbers,
     shared_bytes,
 )
-from .gqa_workspace import multiprocessors, split_workspace
+from .gqa_workspace import split_workspace
 
 MAX_RUN = 32  # MAX_RUN of paged_decode.cu
 

@@ -8,7 +8,7 @@ from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import device_pointer, get_kernel
-from ..device.probe import current_device
+from ..device.probe import current_device, multiprocessors
 from ..ring_access import RingAccess
 from .attention_shapes import current_arch
 from .gqa_shapes import (
@@ -21,7 +21,7 @@ from .gqa_shapes import (
     score_numbers,
     shared_bytes,
 )
-from .gqa_workspace import multiprocessors, split_workspace
+from .gqa_workspace import split_workspace
 
 PARAMS = ParamsStruct(
     "WindowDecodeGqaParams",

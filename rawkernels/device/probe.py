@@ -81,6 +81,19 @@ def _arch_of_device(device: int) -> str:
     return arch_of(int(cupy.cuda.Device(device).compute_capability))
 
 
+def multiprocessors() -> int:
+    """Streaming multiprocessors of the current device; microseconds after the first call. Raises
+    BackendError as `current_device`."""
+    return _multiprocessors(current_device())
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    from cupy.cuda import Device
+
+    return int(Device(device).attributes["MultiProcessorCount"])
+
+
 @cache
 def _cuda_process() -> int:
     """Id of the process that first asked for CUDA; a forked child inherits the answer."""
