@@ -14,6 +14,7 @@ from helpers import Guarded
 from host_build import build_library
 
 from ringslab.layouts.sizes import div_ceil
+from ringslab.rawkernels.cuda import gqa_params
 from ringslab.rawkernels.cuda import window_decode_gqa as launcher
 from ringslab.rawkernels.cuda.gqa_shapes import (
     Cut,
@@ -87,8 +88,9 @@ def on_host(monkeypatch, module, seed):
         "check_alignment": lambda *_: None,
     }
     for name, value in replaced.items():
-        if hasattr(module, name):
-            monkeypatch.setattr(module, name, value)
+        for place in (module, gqa_params):
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, value)
     return kept
 
 

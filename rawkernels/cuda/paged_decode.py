@@ -4,13 +4,14 @@ from typing import Any
 
 from ...layouts.formats import RECORD_ALIGN, make_record_format
 from ...layouts.paged import PagedLayout
-from ...layouts.sizes import div_ceil, div_exact
+from ...layouts.sizes import div_ceil
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
 from ..device.probe import current_device, multiprocessors
 from ..paged_checks import PagedAccess, check_paged_decode
 from .attention_shapes import current_arch
+from .gqa_params import ARRAY_FIELDS, NUMBER_FIELDS, SHARED_DOCS, shared_values
 from .gqa_shapes import (
     Cut,
     block_threads,
@@ -18,11 +19,8 @@ from .gqa_shapes import (
     check_shape,
     choose_cut,
     gqa_macros,
-    parts_of,
-    score_numbers,
     shared_bytes,
 )
-from .gqa_workspace import split_workspace
 
 MAX_RUN = 32  # MAX_RUN of paged_decode.cu
 
@@ -34,11 +32,7 @@ PARAMS = ParamsStruct(
         ("block_tables", "const int32_t*"),
         ("seq_ids", "const int32_t*"),
         ("positions", "const int32_t*"),
-        ("sink", "const float*"),
-        ("out", "uint16_t*"),
-        ("lse", "float*"),
-        ("partials", "float*"),
-        ("counters", "uint32_t*"),
+        *ARRAY_FIELDS,
         ("block_bytes", "int64_t"),
         ("layer_offset", "int64_t"),
         ("num_tokens", "int32_t"),
@@ -48,37 +42,20 @@ PARAMS = ParamsStruct(
         ("block_size", "int32_t"),
         ("num_pool_blocks", "int32_t"),
         ("run", "int32_t"),
-        ("num_q_heads", "int32_t"),
-        ("group", "int32_t"),
-        ("head_groups", "int32_t"),
-        ("row_groups", "int32_t"),
-        ("splits", "int32_t"),
-        ("num_parts", "int32_t"),
-        ("score_factor", "float"),
-        ("cap", "float"),
+        *NUMBER_FIELDS,
     ),
     docs=(
-        ("q", "[num_tokens, num_q_heads, HEAD_DIM]"),
+        *SHARED_DOCS,
         ("pool", "[num_pool_blocks * block_bytes]"),
         ("block_tables", "[num_tables, max_blocks]"),
         ("seq_ids", "[num_tokens], rows of block_tables; -1 is padding"),
         ("positions", "[num_tokens]"),
-        ("sink", "[num_q_heads], may be null"),
-        ("out", "[num_tokens, num_q_heads, HEAD_DIM]"),
-        ("lse", "[num_tokens, num_q_heads]"),
-        ("partials", "[blocks / splits, HEADS, num_parts, STATE_WORDS, 32]; null with one split"),
-        ("counters", "[blocks / splits], 0 before and after; null with one split"),
         ("layer_offset", "of the layer's first record, from a block's start"),
         ("max_length", "max_blocks * block_size"),
         ("block_size", "tokens of a block of the pool"),
         ("run", "tokens of a sequence that a thread block takes at most"),
-        ("group", "query heads of a KV head"),
-        ("head_groups", "NUM_KV_HEADS / HEADS"),
         ("row_groups", "of 8 * ROW_TILES rows, for `run` tokens"),
-        ("splits", "blocks that share the parts of a sequence"),
         ("num_parts", "of max_length keys"),
-        ("score_factor", "softmax_scale * log2(e); with a softcap 2 / softcap of it"),
-        ("cap", "softcap * log2(e)"),
     ),
 )
 
@@ -182,40 +159,33 @@ def pack_params(
     stream: Any,
 ) -> tuple[int, Any]:
     """Thread blocks and the kernel's parameters."""
-    fmt = access.format
-    num_tokens, num_q_heads = q.shape[:2]
-    group = div_exact(num_q_heads, fmt.num_kv_heads)
-    head_groups = div_exact(fmt.num_kv_heads, cut.heads)
-    row_groups = div_ceil(group * run, 8 * cut.row_tiles)
-    units, num_parts = num_tokens * row_groups * head_groups, parts_of(max_length)
-    partials, counters = split_workspace(fmt, cut, units, num_parts, stream)
-    factor, cap = score_numbers(softmax_scale, softcap)
+    units, shared = shared_values(
+        access.format,
+        cut,
+        q,
+        out,
+        lse,
+        num_runs=q.shape[0],
+        run_tokens=run,
+        max_length=max_length,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sink=sink,
+        stream=stream,
+    )
     return units * cut.splits, PARAMS.pack(
-        q=device_pointer(q),
+        **shared,
         pool=device_pointer(pool),
         block_tables=device_pointer(block_tables),
         seq_ids=device_pointer(seq_ids),
         positions=device_pointer(positions),
-        sink=device_pointer(sink),
-        out=device_pointer(out),
-        lse=device_pointer(lse),
-        partials=device_pointer(partials),
-        counters=device_pointer(counters),
         block_bytes=access.block_bytes,
         layer_offset=access.offset,
-        num_tokens=num_tokens,
+        num_tokens=q.shape[0],
         num_tables=block_tables.shape[0],
         max_blocks=block_tables.shape[1],
         max_length=max_length,
         block_size=access.block_size,
         num_pool_blocks=access.num_blocks,
         run=run,
-        num_q_heads=num_q_heads,
-        group=group,
-        head_groups=head_groups,
-        row_groups=row_groups,
-        splits=cut.splits,
-        num_parts=num_parts,
-        score_factor=factor,
-        cap=cap,
     )

@@ -4,24 +4,21 @@ from typing import Any
 
 from ...layouts.formats import make_record_format
 from ...layouts.plans import DecodePlan
-from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct
 from ..device.module import device_pointer, get_kernel
 from ..device.probe import current_device, multiprocessors
 from ..ring_access import RingAccess
 from .attention_shapes import current_arch
+from .gqa_params import ARRAY_FIELDS, NUMBER_FIELDS, SHARED_DOCS, shared_values
 from .gqa_shapes import (
     Cut,
     block_threads,
     check_shape,
     choose_cut,
     gqa_macros,
-    parts_of,
-    score_numbers,
     shared_bytes,
 )
-from .gqa_workspace import split_workspace
 
 PARAMS = ParamsStruct(
     "WindowDecodeGqaParams",
@@ -31,48 +28,27 @@ PARAMS = ParamsStruct(
         ("offset_len", "const int32_t*"),
         ("cu_seqlens_q", "const int32_t*"),
         ("num_pinned", "const int32_t*"),
-        ("sink", "const float*"),
-        ("out", "uint16_t*"),
-        ("lse", "float*"),
-        ("partials", "float*"),
-        ("counters", "uint32_t*"),
+        *ARRAY_FIELDS,
         ("slot_bytes", "int64_t"),
         ("ring_offset", "int64_t"),
         ("num_rows", "int64_t"),
         ("one_token", "int32_t"),
         ("ring_len", "int32_t"),
         ("pinned", "int32_t"),
-        ("num_q_heads", "int32_t"),
-        ("group", "int32_t"),
-        ("head_groups", "int32_t"),
-        ("row_groups", "int32_t"),
-        ("splits", "int32_t"),
-        ("num_parts", "int32_t"),
-        ("score_factor", "float"),
-        ("cap", "float"),
+        *NUMBER_FIELDS,
     ),
     docs=(
-        ("q", "[num_tokens, num_q_heads, HEAD_DIM]"),
+        *SHARED_DOCS,
         ("slab", "[num_state_slots * slot_bytes]"),
         ("offset_len", "[num_tokens, 2]"),
         ("cu_seqlens_q", "[num_seqs + 1]"),
         ("num_pinned", "[num_tokens]; null where `pinned` is 0"),
-        ("sink", "[num_q_heads], may be null"),
-        ("out", "[num_tokens, num_q_heads, HEAD_DIM]"),
-        ("lse", "[num_tokens, num_q_heads]"),
-        ("partials", "[blocks / splits, HEADS, num_parts, STATE_WORDS, 32]; null with one split"),
-        ("counters", "[blocks / splits], 0 before and after; null with one split"),
         ("ring_offset", "of the ring's first record, from the slot's start"),
         ("num_rows", "num_state_slots * ring_len"),
         ("one_token", "1 where token i is sequence i's only one: cu_seqlens_q is not read"),
         ("pinned", "first rows of a ring that hold a sequence's first positions for good"),
-        ("group", "query heads of a KV head"),
-        ("head_groups", "NUM_KV_HEADS / HEADS"),
         ("row_groups", "of 8 * ROW_TILES rows, for the longest sequence"),
-        ("splits", "blocks that share the parts of a sequence"),
         ("num_parts", "of ring_len keys"),
-        ("score_factor", "softmax_scale * log2(e); with a softcap 2 / softcap of it"),
-        ("cap", "softcap * log2(e)"),
     ),
 )
 
@@ -149,15 +125,14 @@ def launch(
         sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, access.ring_len)
         cut = choose_cut(*sizes, multiprocessors(), hopper=hopper)
     macros = gqa_macros(fmt, cut, access.ring_len, softcap != 0.0)
-    units, params = pack_params(
+    grid, params = pack_params(
         q, slab, plan, out, lse, access, num_state_slots, softmax_scale, sink, softcap, cut, stream
     )
     kernel = get_kernel(WINDOW_DECODE_GQA, macros, shared_bytes(fmt, cut))
-    grid, block = units * cut.splits, block_threads(cut)
     if overlap and hopper:
-        launch_dependent(kernel, grid, block, params, stream)
+        launch_dependent(kernel, grid, block_threads(cut), params, stream)
     else:
-        kernel.launch((grid,), (block,), params, stream)
+        kernel.launch((grid,), (block_threads(cut),), params, stream)
 
 
 def pack_params(
@@ -174,39 +149,31 @@ def pack_params(
     cut: Cut,
     stream: Any,
 ) -> tuple[int, Any]:
-    """Blocks of a split, and the kernel's parameters."""
-    fmt = access.format
-    num_q_heads = q.shape[1]
-    group = div_exact(num_q_heads, fmt.num_kv_heads)
-    num_parts = parts_of(access.ring_len)
-    head_groups = div_exact(fmt.num_kv_heads, cut.heads)
-    row_groups = div_ceil(group * max(plan.max_seqlen_q, 1), 8 * cut.row_tiles)
-    units = plan.num_seqs * row_groups * head_groups
-    partials, counters = split_workspace(fmt, cut, units, num_parts, stream)
-    factor, cap = score_numbers(softmax_scale, softcap)
-    return units, PARAMS.pack(
-        q=device_pointer(q),
+    """Thread blocks and the kernel's parameters."""
+    units, shared = shared_values(
+        access.format,
+        cut,
+        q,
+        out,
+        lse,
+        num_runs=plan.num_seqs,
+        run_tokens=max(plan.max_seqlen_q, 1),
+        max_length=access.ring_len,
+        softmax_scale=softmax_scale,
+        softcap=softcap,
+        sink=sink,
+        stream=stream,
+    )
+    return units * cut.splits, PARAMS.pack(
+        **shared,
         slab=device_pointer(slab),
         offset_len=device_pointer(plan.offset_len),
         cu_seqlens_q=device_pointer(plan.cu_seqlens_q),
         num_pinned=device_pointer(plan.num_pinned),
-        sink=device_pointer(sink),
-        out=device_pointer(out),
-        lse=device_pointer(lse),
-        partials=device_pointer(partials),
-        counters=device_pointer(counters),
         slot_bytes=access.slot_bytes,
         ring_offset=access.value_offset,
         num_rows=num_state_slots * access.ring_len,
         one_token=int(plan.max_seqlen_q == 1 and plan.num_seqs == q.shape[0]),
         ring_len=access.ring_len,
         pinned=plan.sink_tokens,
-        num_q_heads=num_q_heads,
-        group=group,
-        head_groups=head_groups,
-        row_groups=row_groups,
-        splits=cut.splits,
-        num_parts=num_parts,
-        score_factor=factor,
-        cap=cap,
     )
