@@ -1,4 +1,4 @@
-"""Launcher of encode_records.cu, and what it shares with ring_store's."""
+"""Launcher of encode_records.cu, and what it shares with ring_store's and paged_store's."""
 
 from typing import Any
 
@@ -69,6 +69,11 @@ LATENT_BUILDS = (
 )
 ENCODE_BUILDS = (*LATENT_BUILDS, *GQA_BUILDS)
 
+VECTOR_DOCS = (
+    ("k", "[num_tokens, KV_HEADS, HEAD_DIM]; the vectors themselves of latent records"),
+    ("v", "like k; null for latent records"),
+    ("table", "[ROPE_TABLE_ROWS, ROPE_DIMS / 2, 2]; null where ROPE_DIMS is 0"),
+)
 PARAMS = ParamsStruct(
     "EncodeParams",
     (
@@ -83,10 +88,8 @@ PARAMS = ParamsStruct(
         ("amax_floor", "float"),
     ),
     docs=(
-        ("k", "[num_tokens, KV_HEADS, HEAD_DIM]; the vectors themselves of latent records"),
-        ("v", "like k; null for latent records"),
+        *VECTOR_DOCS,
         ("positions", "[num_tokens]; null where ROPE_DIMS is 0"),
-        ("table", "[ROPE_TABLE_ROWS, ROPE_DIMS / 2, 2]; null where ROPE_DIMS is 0"),
         ("out", "[num_tokens, PARTS * part_bytes]"),
         ("value_bytes", "of one part"),
     ),
@@ -110,19 +113,14 @@ def encode_records(
     check_current_device("encode_records", out)
     check_kv_alignment("encode_records", kv)
 
-    grid = (div_ceil(num_tokens * record_format.num_parts, WARPS),)
+    grid = encode_grid(record_format, num_tokens)
 
     store = piece_bytes(record_format.part_bytes, device_pointer(out))
-    table = None if rope is None else device_rope_table(rope)
     params = PARAMS.pack(
-        **kv_pointers(kv),
-        positions=device_pointer(positions),
-        table=device_pointer(table),
+        **encode_values(record_format, kv, positions, rope, num_tokens),
         out=device_pointer(out),
-        num_tokens=num_tokens,
         part_bytes=record_format.part_bytes,
         value_bytes=record_format.part_value_bytes,
-        amax_floor=record_format.amax_floor or 0.0,
     )
 
     kernel = get_kernel(ENCODE, encode_macros(record_format, rope, store))
@@ -136,7 +134,22 @@ def check_kv_alignment(operation: str, kv: Any) -> None:
             check_alignment(operation, name, part, MAX_PIECE_BYTES)
 
 
-def kv_pointers(kv: Any) -> dict[str, int]:
-    """The fields `k` and `v` of a kernel that encodes."""
+def encode_grid(fmt: RecordFormat, num_tokens: int) -> tuple[int]:
+    """One warp a part of a record."""
+    return (div_ceil(num_tokens * fmt.num_parts, WARPS),)
+
+
+def encode_values(
+    fmt: RecordFormat, kv: Any, positions: Any, rope: Rope | None, num_tokens: int
+) -> dict[str, Any]:
+    """Values of the fields that say what is encoded, and how."""
     k, v = kv if isinstance(kv, tuple) else (kv, None)
-    return {"k": device_pointer(k), "v": device_pointer(v)}
+    table = None if rope is None else device_rope_table(rope)
+    return {
+        "k": device_pointer(k),
+        "v": device_pointer(v),
+        "positions": device_pointer(positions),
+        "table": device_pointer(table),
+        "num_tokens": num_tokens,
+        "amax_floor": fmt.amax_floor or 0.0,
+    }

@@ -8,6 +8,7 @@ from ...layouts.slots import SlotLayout
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_current_device, device_pointer, get_kernel
 from ..record_checks import check_load_history
+from .record_params import RING_DOCS, RING_FIELDS, ring_values
 from .store_records import COPY_BUILDS, THREADS, ring_copy_macros
 
 PARAMS = ParamsStruct(
@@ -18,11 +19,7 @@ PARAMS = ParamsStruct(
         ("num_segments", "const int32_t*"),
         ("out", "uint8_t*"),
         ("num_rows", "int64_t"),
-        ("slot_bytes", "int64_t"),
-        ("value_offset", "int64_t"),
-        ("value_stride", "int64_t"),
-        ("scale_offset", "int64_t"),
-        ("scale_stride", "int64_t"),
+        *RING_FIELDS,
         ("ring_len", "int32_t"),
         ("num_state_slots", "int32_t"),
         ("num_chunks", "int32_t"),
@@ -31,6 +28,7 @@ PARAMS = ParamsStruct(
         ("slab", "[num_state_slots * slot_bytes]"),
         ("segments", "[capacity, 3]: source row or -1, destination row, rows"),
         ("num_segments", "[1]"),
+        *RING_DOCS,
         ("out", "[>= num_rows, RECORD_UNITS * UNIT_BYTES]"),
         ("num_rows", "rows of the history section: num_seqs * window"),
         ("num_chunks", "thread blocks of one segment"),
@@ -67,11 +65,7 @@ def load_history(
         num_segments=device_pointer(plan.num_segments),
         out=device_pointer(out),
         num_rows=plan.history_rows,
-        slot_bytes=ring.slot_bytes,
-        value_offset=ring.value_offset,
-        value_stride=ring.value_stride,
-        scale_offset=ring.scale_offset,
-        scale_stride=ring.scale_stride,
+        **ring_values(ring),
         ring_len=ring.ring_len,
         num_state_slots=num_slots,
         num_chunks=num_chunks,

@@ -8,6 +8,7 @@ from ...layouts.sizes import div_ceil
 from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro_set
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
 from ..paged_checks import check_paged_load
+from .record_params import POOL_DOCS, POOL_FIELDS, pool_values
 from .widths import MAX_PIECE_BYTES, piece_bytes
 
 THREADS = 128
@@ -23,15 +24,7 @@ PARAMS = ParamsStruct(
         ("k", "uint16_t*"),
         ("v", "uint16_t*"),
         ("num_rows", "int64_t"),
-        ("block_bytes", "int64_t"),
-        ("layer_offset", "int64_t"),
-        ("record_bytes", "int64_t"),
-        ("part_bytes", "int64_t"),
-        ("value_bytes", "int64_t"),
-        ("num_seqs", "int32_t"),
-        ("max_blocks", "int32_t"),
-        ("block_size", "int32_t"),
-        ("num_blocks", "int32_t"),
+        *POOL_FIELDS,
     ),
     docs=(
         ("pool", "[num_blocks * block_bytes]"),
@@ -39,8 +32,7 @@ PARAMS = ParamsStruct(
         ("cu_seqlens_k", "[num_seqs + 1]"),
         ("k", "[num_rows, KV_HEADS, HEAD_DIM]"),
         ("v", "like k"),
-        ("layer_offset", "bytes from a block's start to the layer's first record"),
-        ("value_bytes", "of one part"),
+        *POOL_DOCS,
     ),
 )
 
@@ -116,15 +108,7 @@ def paged_load(
         k=device_pointer(k),
         v=device_pointer(v),
         num_rows=k.shape[0],
-        block_bytes=access.block_bytes,
-        layer_offset=access.offset,
-        record_bytes=fmt.record_bytes,
-        part_bytes=fmt.part_bytes,
-        value_bytes=fmt.part_value_bytes,
-        num_seqs=cu_seqlens_k.shape[0] - 1,
-        max_blocks=block_tables.shape[1],
-        block_size=access.block_size,
-        num_blocks=access.num_blocks,
+        **pool_values(access, block_tables, cu_seqlens_k.shape[0] - 1),
     )
 
     get_kernel(PAGED_LOAD, macros).launch(grid, (THREADS,), params, stream)

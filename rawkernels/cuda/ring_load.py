@@ -10,6 +10,7 @@ from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro
 from ..device.module import check_current_device, device_pointer, get_kernel
 from ..record_checks import check_ring_load
 from .paged_load import THREADS, UNPACK_BUILDS, check_key_alignment, unpack_macros
+from .record_params import PARTED_RING_FIELDS, RING_DOCS, ring_values
 from .widths import piece_bytes
 
 ROW_TURNS = 4  # times the rows of a thread block of paged_load: each looks for its first row
@@ -35,13 +36,7 @@ PARAMS = ParamsStruct(
         ("record_bytes", "int64_t"),
         ("part_bytes", "int64_t"),
         ("value_bytes", "int64_t"),
-        ("slot_bytes", "int64_t"),
-        ("value_offset", "int64_t"),
-        ("value_stride", "int64_t"),
-        ("scale_offset", "int64_t"),
-        ("scale_stride", "int64_t"),
-        ("value_part_stride", "int64_t"),
-        ("scale_part_stride", "int64_t"),
+        *PARTED_RING_FIELDS,
         ("ring_len", "int32_t"),
         ("sink_tokens", "int32_t"),
         ("window", "int32_t"),
@@ -63,7 +58,7 @@ PARAMS = ParamsStruct(
         ("q_ends", "[num_seqs + 2]; null unless JOINT"),
         ("first_new", "row of `records` with the first new record"),
         ("value_bytes", "of one part of a whole record"),
-        ("value_part_stride", "bytes from a ring's values of K to those of V"),
+        *RING_DOCS,
         ("num_chunks", "thread blocks of one sequence"),
     ),
 )
@@ -123,13 +118,7 @@ def ring_load(
         slab=device_pointer(slab),
         q_ends=0,
         first_new=0,
-        slot_bytes=ring.slot_bytes,
-        value_offset=ring.value_offset,
-        value_stride=ring.value_stride,
-        scale_offset=ring.scale_offset,
-        scale_stride=ring.scale_stride,
-        value_part_stride=ring.value_part_stride,
-        scale_part_stride=ring.scale_part_stride,
+        **ring_values(ring, PARTED_RING_FIELDS),
         ring_len=ring.ring_len,
         num_state_slots=num_slots,
     )

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ...layouts.rope import Rope
-from ...layouts.sizes import div_ceil
 from ...layouts.slots import SlotLayout
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_current_device, device_pointer, get_kernel
@@ -11,12 +10,13 @@ from ..record_checks import check_ring_store
 from .encode_records import (
     ENCODE_BUILDS,
     THREADS,
-    WARPS,
+    VECTOR_DOCS,
     check_kv_alignment,
+    encode_grid,
     encode_macros,
-    kv_pointers,
+    encode_values,
 )
-from .rope_tables import device_rope_table
+from .record_params import PARTED_RING_FIELDS, RING_DOCS, ring_values
 from .widths import piece_bytes
 
 PARAMS = ParamsStruct(
@@ -29,27 +29,18 @@ PARAMS = ParamsStruct(
         ("table", "const double*"),
         ("slab", "uint8_t*"),
         ("num_tokens", "int64_t"),
-        ("slot_bytes", "int64_t"),
-        ("value_offset", "int64_t"),
-        ("value_stride", "int64_t"),
-        ("scale_offset", "int64_t"),
-        ("scale_stride", "int64_t"),
-        ("value_part_stride", "int64_t"),
-        ("scale_part_stride", "int64_t"),
+        *PARTED_RING_FIELDS,
         ("ring_len", "int32_t"),
         ("sink_tokens", "int32_t"),
         ("num_state_slots", "int32_t"),
         ("amax_floor", "float"),
     ),
     docs=(
-        ("k", "[num_tokens, KV_HEADS, HEAD_DIM]; the vectors themselves of latent records"),
-        ("v", "like k; null for latent records"),
+        *VECTOR_DOCS,
         ("state_ids", "[num_tokens]; -1 is padding"),
         ("positions", "[num_tokens]"),
-        ("table", "[ROPE_TABLE_ROWS, ROPE_DIMS / 2, 2]; null where ROPE_DIMS is 0"),
         ("slab", "[num_state_slots * slot_bytes]"),
-        ("value_offset", "bytes from the slot's start to the ring's first values"),
-        ("value_part_stride", "bytes from a record's values of K to those of V"),
+        *RING_DOCS,
     ),
 )
 RING_STORE = KernelSource("ring_store", PARAMS, macro_sets=ENCODE_BUILDS)
@@ -77,29 +68,18 @@ def ring_store(
     check_kv_alignment("ring_store", kv)
 
     num_tokens = state_ids.shape[0]
-    grid = (div_ceil(num_tokens * ring.format.num_parts, WARPS),)
+    grid = encode_grid(ring.format, num_tokens)
 
     places = (ring.slot_bytes, ring.value_offset, ring.value_stride, ring.value_part_stride)
     store = piece_bytes(device_pointer(slab), *places)
-    table = None if rope is None else device_rope_table(rope)
     params = PARAMS.pack(
-        **kv_pointers(kv),
+        **encode_values(ring.format, kv, positions, rope, num_tokens),
         state_ids=device_pointer(state_ids),
-        positions=device_pointer(positions),
-        table=device_pointer(table),
         slab=device_pointer(slab),
-        num_tokens=num_tokens,
-        slot_bytes=ring.slot_bytes,
-        value_offset=ring.value_offset,
-        value_stride=ring.value_stride,
-        scale_offset=ring.scale_offset,
-        scale_stride=ring.scale_stride,
-        value_part_stride=ring.value_part_stride,
-        scale_part_stride=ring.scale_part_stride,
+        **ring_values(ring, PARTED_RING_FIELDS),
         ring_len=ring.ring_len,
         sink_tokens=ring.sink_tokens,
         num_state_slots=num_slots,
-        amax_floor=ring.format.amax_floor or 0.0,
     )
 
     kernel = get_kernel(RING_STORE, encode_macros(ring.format, rope, store))

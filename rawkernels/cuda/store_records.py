@@ -8,6 +8,7 @@ from ..device.kernel_source import KernelSource, MacroItems, ParamsStruct, macro
 from ..device.module import check_current_device, device_pointer, get_kernel
 from ..record_checks import check_store_records
 from ..ring_access import RingAccess
+from .record_params import RING_DOCS, RING_FIELDS, ring_values
 from .widths import piece_bytes
 
 THREADS = 128
@@ -21,11 +22,7 @@ PARAMS = ParamsStruct(
         ("positions", "const int32_t*"),
         ("slab", "uint8_t*"),
         ("num_tokens", "int64_t"),
-        ("slot_bytes", "int64_t"),
-        ("value_offset", "int64_t"),
-        ("value_stride", "int64_t"),
-        ("scale_offset", "int64_t"),
-        ("scale_stride", "int64_t"),
+        *RING_FIELDS,
         ("ring_len", "int32_t"),
         ("sink_tokens", "int32_t"),
         ("num_state_slots", "int32_t"),
@@ -35,7 +32,7 @@ PARAMS = ParamsStruct(
         ("state_ids", "[num_tokens]; -1 is padding"),
         ("positions", "[num_tokens]"),
         ("slab", "[num_state_slots * slot_bytes]"),
-        ("value_offset", "bytes from the slot's start to the ring's first values"),
+        *RING_DOCS,
     ),
 )
 
@@ -111,11 +108,7 @@ def store_records(
         positions=device_pointer(positions),
         slab=device_pointer(slab),
         num_tokens=num_tokens,
-        slot_bytes=ring.slot_bytes,
-        value_offset=ring.value_offset,
-        value_stride=ring.value_stride,
-        scale_offset=ring.scale_offset,
-        scale_stride=ring.scale_stride,
+        **ring_values(ring),
         ring_len=ring.ring_len,
         sink_tokens=ring.sink_tokens,
         num_state_slots=num_slots,
