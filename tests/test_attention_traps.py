@@ -8,7 +8,7 @@ from helpers import bf16, from_bf16, i32
 
 import ringslab as rs
 from ringslab.rawkernels.operations import operation
-from ringslab.rawkernels.reference.window_attention import narrow, wide
+from ringslab.rawkernels.reference.attention import narrow, wide
 
 TILE = 64
 

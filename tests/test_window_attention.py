@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import ringslab as rs
 from ringslab.rawkernels.operations import operation
+from ringslab.rawkernels.reference.attention import attend_token
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -306,3 +307,15 @@ def test_any_shape_on_the_host(sequences, window, group, kv_heads, dtype, **opti
     case = Case("any", tuple(sequences) or ((0, 0),), window, **heads, dtype=dtype, **options)
     inputs = case_inputs(case, seed=len(sequences))
     check_attention("cpu", inputs.arrays, sink=inputs.sink, **case.options)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(0, 8), (2, 0)])
+def test_nothing_to_attend_with(heads, head_dim):
+    """Three tokens of no heads give an empty lse; of two heads without dims every score is 0, so
+    token i, which sees i + 1 keys, has lse = ln(i + 1)."""
+    q, kv = np.zeros((3, heads, head_dim)), np.zeros((3, 1, head_dim))
+    for i in range(3):
+        options = {"softmax_scale": 1.0, "sink": None, "rounded_to": np.dtype(np.float16)}
+        out, lse = attend_token(q[i], kv[: i + 1], kv[: i + 1], **options)
+        assert out.shape == (heads, head_dim)
+        assert lse.tolist() == pytest.approx([np.log(i + 1)] * heads)

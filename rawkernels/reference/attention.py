@@ -60,9 +60,11 @@ def attend_token(
     heads, kv_heads = q.shape[0], keys.shape[1]
     if keys.shape[0] == 0:
         return np.zeros(q.shape), np.full(heads, -np.inf)
-    groups = q.reshape(kv_heads, heads // kv_heads, -1)  # exact: checked; [Hkv, group, D]
+    group = heads // kv_heads  # exact: checked
+    groups = q.reshape(kv_heads, group, q.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = (groups @ keys.transpose(1, 2, 0)).reshape(heads, -1) * softmax_scale  # [H, n]
+        scores = (groups @ keys.transpose(1, 2, 0)).reshape(heads, keys.shape[0])
+        scores = scores * softmax_scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         m = scores.max(axis=1, keepdims=True)  # [H, 1]; NaN where a score is NaN
@@ -70,17 +72,20 @@ def attend_token(
         total = weights.sum(axis=1, keepdims=True)  # [H, 1]
         denominator = total if sink is None else total + np.exp(sink[:, None] - m)
         if rounded_to is not None:
-            weights = rounded(weights, rounded_to)
-        by_group = weights.reshape(*groups.shape[:2], -1)  # [Hkv, group, n]
+            weights = wide(narrow(weights, rounded_to))
+        by_group = weights.reshape(kv_heads, group, keys.shape[0])
         out = (by_group @ values.transpose(1, 0, 2)).reshape(q.shape) / denominator  # [H, D]
         return out, (m + np.log(total))[:, 0]
 
 
-def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float64 values rounded to float16, or for any other dtype to bf16."""
+def narrow(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """float64 values as float64, as float16, or as bf16 (bfloat16 or uint16 bits)."""
+    if dtype == np.float64:
+        return x
     if dtype == FP16:
-        return wide(float_to_fp16(x.astype(np.float32)).view(np.float16))
-    return wide(float_to_bf16(x))
+        with np.errstate(over="ignore"):
+            return float_to_fp16(x.astype(np.float32)).view(np.float16)
+    return float_to_bf16(x).view(dtype)
 
 
 def rotate_back(out: np.ndarray, positions: np.ndarray, rope: Rope | None) -> np.ndarray:
@@ -95,10 +100,4 @@ def rotate_back(out: np.ndarray, positions: np.ndarray, rope: Rope | None) -> np
 
 def write_output(exact: np.ndarray, out: np.ndarray) -> None:
     """Fill `out` (float64, float16, or bf16 as bfloat16 or uint16) from float64 values."""
-    if out.dtype == np.float64:
-        out[...] = exact
-    elif out.dtype == FP16:
-        with np.errstate(over="ignore"):
-            out.view(np.uint16)[...] = float_to_fp16(exact.astype(np.float32))
-    else:
-        out.view(np.uint16)[...] = float_to_bf16(exact)
+    out[...] = narrow(exact, out.dtype)
