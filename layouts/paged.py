@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import LayoutError
+from .flat_bytes import count_units, records_view
 from .formats import RecordFormat
 from .sizes import align_up, div_ceil, is_count
 
@@ -62,25 +63,14 @@ class PagedLayout:
     def view(self, pool: Any, layer: int) -> Any:
         """uint8 [num_blocks, block_size, 1, record_bytes] view of a layer's records, no copy; the
         stride of the first axis is `block_bytes`. Raises LayoutError as `check_pool` does."""
-        part, blocks = self.layer(layer), self.check_pool(pool)
-        rows = pool.reshape(blocks, self.block_bytes)
-        rows = rows[:, part.offset : part.offset + self.block_size * part.record_bytes]
-        # Splitting the last axis of a strided view needs no copy: it is contiguous.
-        return rows.reshape(blocks, self.block_size, 1, part.record_bytes)
+        part = self.layer(layer)
+        self.check_pool(pool)
+        return records_view(pool, self.block_bytes, part.offset, self.block_size, part.record_bytes)
 
     def check_pool(self, pool: Any) -> int:
         """Number of blocks in a pool. Raises LayoutError unless it is flat, contiguous uint8 of a
         whole number of blocks."""
-        shape, dtype = getattr(pool, "shape", None), str(getattr(pool, "dtype", type(pool)))
-        if dtype != "uint8" or shape is None or len(shape) != 1 or pool.strides != (1,):
-            raise LayoutError(
-                f"pool: shape={shape} dtype={dtype} but must be a flat contiguous uint8 array"
-            )
-        if shape[0] % self.block_bytes != 0:
-            raise LayoutError(
-                f"pool: {shape[0]} bytes is no multiple of block_bytes={self.block_bytes}"
-            )
-        return shape[0] // self.block_bytes  # exact: checked above
+        return count_units("pool", pool, "block_bytes", self.block_bytes)
 
     def blocks_of(self, seqlen: int) -> int:
         """Blocks that hold the first `seqlen` tokens of a sequence."""

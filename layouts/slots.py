@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from .errors import LayoutError
+from .flat_bytes import count_units, records_view
 from .formats import RecordFormat
 from .sizes import align_up, is_count, is_word
 
@@ -98,23 +99,11 @@ class SlotLayout:
     def check_slab(self, slab: Any) -> int:
         """Number of state slots in a slab. Raises LayoutError unless it is flat, contiguous uint8
         of a whole number of slots."""
-        shape, dtype = getattr(slab, "shape", None), str(getattr(slab, "dtype", type(slab)))
-        if dtype != "uint8" or shape is None or len(shape) != 1 or slab.strides != (1,):
-            raise LayoutError(
-                f"slab: shape={shape} dtype={dtype} but must be a flat contiguous uint8 array"
-            )
-        if shape[0] % self.slot_bytes != 0:
-            raise LayoutError(
-                f"slab: {shape[0]} bytes is no multiple of slot_bytes={self.slot_bytes}"
-            )
-        return shape[0] // self.slot_bytes  # exact: checked above
+        return count_units("slab", slab, "slot_bytes", self.slot_bytes)
 
     def _records(self, slab: Any, offset: int, ring_len: int, record_bytes: int) -> Any:
-        slots = self.check_slab(slab)
-        by_slot = slab.reshape(slots, self.slot_bytes)
-        rows = by_slot[:, offset : offset + ring_len * record_bytes]
-        # Splitting the last axis of a strided view needs no copy: it is contiguous.
-        return rows.reshape(slots, ring_len, 1, record_bytes)
+        self.check_slab(slab)
+        return records_view(slab, self.slot_bytes, offset, ring_len, record_bytes)
 
 
 def build_slot_layout(rings: Iterable[Ring], align_bytes: int) -> SlotLayout:

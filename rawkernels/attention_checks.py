@@ -5,12 +5,19 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import ArgumentError
-from ..layouts.sizes import is_count, is_real
+from ..layouts.sizes import is_count
 from .arrays import BF16, FP16, UINT16
-from .checks import F32, FLOAT32_MAX, I32, check_array, check_output, check_place
+from .checks import (
+    EXACT_OUT,
+    F32,
+    I32,
+    check_array,
+    check_output,
+    check_place,
+    check_score_numbers,
+)
 
 OP = "window_attention"
-FLOAT64 = np.dtype(np.float64)  # of `out`: the reference, unrounded
 _SAME_VALUES = ((BF16, UINT16), (FP16,))  # dtypes of one call
 
 
@@ -39,7 +46,7 @@ def check_window_attention(
     tokens, kv_heads = (k.shape[0], "k.shape[0]"), (k.shape[1], "k.shape[1]")
     check_array(OP, "v", v, dtypes, (tokens, kv_heads, head_dim))
     rows, heads = (q.shape[0], "q.shape[0]"), (q.shape[1], "q.shape[1]")
-    check_output(OP, "out", out, (*dtypes, FLOAT64), (rows, heads, head_dim))
+    check_output(OP, "out", out, (*dtypes, EXACT_OUT), (rows, heads, head_dim))
     check_output(OP, "lse", lse, F32, (rows, heads))
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise ArgumentError(
@@ -63,19 +70,11 @@ def check_window_attention(
         out=out,
         lse=lse,
     )
-    _check_scalars(softmax_scale, window, softcap, sink_tokens)
+    check_score_numbers(OP, softmax_scale, softcap)
+    _check_window(window, sink_tokens)
 
 
-def _check_scalars(softmax_scale: Any, window: Any, softcap: Any, sink_tokens: Any) -> None:
-    if not is_real(softmax_scale) or not abs(softmax_scale) <= FLOAT32_MAX:
-        raise ArgumentError(
-            f"{OP}: softmax_scale={softmax_scale!r} but must be a number, finite in float32"
-        )
-    if not is_real(softcap) or not 0.0 <= softcap <= FLOAT32_MAX:
-        raise ArgumentError(
-            f"{OP}: softcap={softcap!r} but must be a number of at least 0 (0: none), finite in "
-            "float32"
-        )
+def _check_window(window: Any, sink_tokens: Any) -> None:
     if window is not None and (not is_count(window) or window < 1):
         raise ArgumentError(
             f"{OP}: window={window!r} but must be an integer of at least 1, the number of keys "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..layouts.errors import ArgumentError
-from ..layouts.formats import MX_BLOCK, RecordFormat
+from ..layouts.formats import MX_BLOCK, RECORD_ALIGN, RecordFormat
 from ..layouts.plans import DecodePlan, PrefillPlan
 from ..layouts.rope import Rope
 from ..layouts.sizes import div_ceil, is_count, is_flag, is_real, is_word
@@ -26,7 +26,6 @@ BF16_BITS = (BF16, UINT16)
 BF16_OR_F32 = (BF16, UINT16, F32[0])
 FP16_VALUES = (FP16,)
 EXACT_OUT = np.dtype(np.float64)  # the reference, unrounded
-SLAB_BASE_ALIGN = 16  # bytes; kernels move records in pieces of 16
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # scalars of kernels are float32
 
 Axis = tuple[int | None, str]  # wanted extent (None: any) and what it comes from
@@ -178,20 +177,23 @@ def check_slab(op: str, slab: Any, layout: Any, *, written: bool) -> int:
     """Number of state slots in a slab of this layout."""
     if not isinstance(layout, SlotLayout):
         raise ArgumentError(f"{op}: layout is {type(layout).__name__}, not a SlotLayout")
-    check_array(op, "slab", slab, U8, ((None, ""),))
-    if written and type(slab) is np.ndarray and not slab.flags.writeable:
-        raise ArgumentError(f"{op}: slab is read-only but is written to")
-    size = slab.shape[0]
-    if size % layout.slot_bytes != 0:
+    return check_units(op, "slab", slab, "slot_bytes", layout.slot_bytes, written=written)
+
+
+def check_units(op: str, name: str, flat: Any, unit: str, unit_bytes: int, *, written: bool) -> int:
+    """Number of units in flat uint8 that kernels take for records: a slab's state slots, a pool's
+    blocks. `unit` names the size of one."""
+    check = check_output if written else check_array
+    check(op, name, flat, U8, ((None, ""),))
+    size = flat.shape[0]
+    if size % unit_bytes != 0:
+        raise ArgumentError(f"{op}: {name}.shape[0]={size} is no multiple of {unit}={unit_bytes}")
+    if is_cuda(flat) and size and flat.data.ptr % RECORD_ALIGN != 0:
         raise ArgumentError(
-            f"{op}: slab.shape[0]={size} is no multiple of slot_bytes={layout.slot_bytes}"
+            f"{op}: {name} starts at address {flat.data.ptr:#x}, which is no multiple of "
+            f"{RECORD_ALIGN}; take memory as it is allocated, or from empty_slab"
         )
-    if is_cuda(slab) and size and slab.data.ptr % SLAB_BASE_ALIGN != 0:
-        raise ArgumentError(
-            f"{op}: slab starts at address {slab.data.ptr:#x}, which is no multiple of "
-            f"{SLAB_BASE_ALIGN}; take it from empty_slab"
-        )
-    return size // layout.slot_bytes  # exact: checked above
+    return size // unit_bytes  # exact: checked above
 
 
 def check_ring_len(op: str, plan: Any, layer: int, access: RingAccess) -> None:
@@ -246,18 +248,22 @@ def check_heads(
     axes = (rows, heads, (q.shape[2], "q.shape[2]"))
     check_output(op, "out", out, (*dtypes, EXACT_OUT), axes)
     check_output(op, "lse", lse, F32, (rows, heads))
-    scale, softcap = options["softmax_scale"], options.get("softcap", 0.0)
-    if not is_real(scale) or not abs(scale) <= FLOAT32_MAX:
+    check_score_numbers(op, options["softmax_scale"], options.get("softcap", 0.0))
+    if options["sink"] is not None:
+        check_array(op, "sink", options["sink"], F32, (heads,))
+
+
+def check_score_numbers(op: str, softmax_scale: Any, softcap: Any) -> None:
+    """ArgumentError unless kernels can take both as float32, and softcap is 0 or more."""
+    if not is_real(softmax_scale) or not abs(softmax_scale) <= FLOAT32_MAX:
         raise ArgumentError(
-            f"{op}: softmax_scale={scale!r} but must be a number, finite in float32"
+            f"{op}: softmax_scale={softmax_scale!r} but must be a number, finite in float32"
         )
     if not is_real(softcap) or not 0.0 <= softcap <= FLOAT32_MAX:
         raise ArgumentError(
             f"{op}: softcap={softcap!r} but must be 0 (none) or a positive number, finite in "
             "float32"
         )
-    if options["sink"] is not None:
-        check_array(op, "sink", options["sink"], F32, (heads,))
 
 
 def check_latent_kernel(op: str, fmt: RecordFormat, plan: Any, softcap: float) -> None:

@@ -9,16 +9,15 @@ import numpy as np
 from ..layouts.errors import ArgumentError
 from ..layouts.formats import RecordFormat
 from ..layouts.paged import PagedLayout
-from .arrays import is_cuda
 from .checks import (
     I32,
-    SLAB_BASE_ALIGN,
-    U8,
     check_array,
     check_heads,
     check_place,
+    check_units,
 )
 from .record_checks import check_key_buffers, check_kv, kv_places
+from .value_checks import refuse
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,7 @@ def check_pool(op: str, pool: Any, layout: Any, layer: int, *, written: bool) ->
             f"{op}: record format {part.record_format.id!r} is latent, but records of the paged "
             "pool hold K and V apart"
         )
-    check_array(op, "pool", pool, U8, ((None, ""),))
-    if written and type(pool) is np.ndarray and not pool.flags.writeable:
-        raise ArgumentError(f"{op}: pool is read-only but is written to")
-    size = pool.shape[0]
-    if size % layout.block_bytes != 0:
-        raise ArgumentError(
-            f"{op}: pool.shape[0]={size} is no multiple of block_bytes={layout.block_bytes}"
-        )
-    if is_cuda(pool) and size and pool.data.ptr % SLAB_BASE_ALIGN != 0:
-        raise ArgumentError(
-            f"{op}: pool starts at address {pool.data.ptr:#x}, which is no multiple of "
-            f"{SLAB_BASE_ALIGN}"
-        )
-    num_blocks = size // layout.block_bytes  # exact: checked above
+    num_blocks = check_units(op, "pool", pool, "block_bytes", layout.block_bytes, written=written)
     return PagedAccess(
         part.record_format, layout.block_size, layout.block_bytes, part.offset, num_blocks
     )
@@ -140,26 +126,22 @@ def record_starts(
     position, one past the table's last block, and a block that is not in the pool."""
     num_seqs, max_blocks = block_tables.shape
     seqs, places = seq_ids.astype(np.int64), positions.astype(np.int64)
-    refuse(op, "seq_ids", seqs, (seqs < -1) | (seqs >= num_seqs), f"-1 (padding) .. {num_seqs - 1}")
+    bad = (seqs < -1) | (seqs >= num_seqs)
+    refuse(op, "seq_ids", seqs, bad, f"must be -1 (padding) .. {num_seqs - 1}")
     real = seqs >= 0
     last = max_blocks * access.block_size - 1
     bad = real & ((places < 0) | (places > last))
-    refuse(op, "positions", places, bad, f"0 .. {last}, the last that block_tables has room for")
+    rule = f"must be 0 .. {last}, the last that block_tables has room for"
+    refuse(op, "positions", places, bad, rule)
     if not real.any():
         return np.full(seqs.shape, -1)
     column = np.where(real, places, 0) // access.block_size  # rounded down: the block it lies in
     blocks = block_tables[np.where(real, seqs, 0), column].astype(np.int64)
     bad = real & ((blocks < 0) | (blocks >= access.num_blocks))
-    refuse(op, "block of token", blocks, bad, f"0 .. {access.num_blocks - 1}, a block of the pool")
+    rule = f"must be 0 .. {access.num_blocks - 1}, a block of the pool"
+    refuse(op, "block of token", blocks, bad, rule)
     inside = places % access.block_size * access.format.record_bytes
     return np.where(real, blocks * access.block_bytes + access.offset + inside, -1)
-
-
-def refuse(op: str, name: str, values: np.ndarray, bad: np.ndarray, wanted: str) -> None:
-    """ArgumentError that names the first bad value, if there is one."""
-    if bad.any():
-        at = int(np.flatnonzero(bad)[0])
-        raise ArgumentError(f"{op}: {name}[{at}]={values[at]} but must be {wanted}")
 
 
 def check_key_ends(op: str, cu_seqlens_k: np.ndarray, rows: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from ..layouts.errors import ArgumentError
 
 
-def _refuse(op: str, name: str, array: np.ndarray, bad: np.ndarray, rule: str) -> None:
+def refuse(op: str, name: str, array: np.ndarray, bad: np.ndarray, rule: str) -> None:
     """ArgumentError that names the first bad entry, if there is one."""
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -21,9 +21,9 @@ def check_store_values(
 ) -> None:
     """State ids are -1 (padding) or below `num_slots`; positions of stored tokens are >= 0."""
     bad = (state_ids < -1) | (state_ids >= num_slots)
-    _refuse(op, "state_ids", state_ids, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
+    refuse(op, "state_ids", state_ids, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
     bad = (positions < 0) & (state_ids >= 0)
-    _refuse(op, "positions", positions, bad, "must be at least 0")
+    refuse(op, "positions", positions, bad, "must be at least 0")
 
 
 def check_segment_values(op: str, plan: Any, num_slots: int) -> np.ndarray:
@@ -39,11 +39,11 @@ def check_segment_values(op: str, plan: Any, num_slots: int) -> np.ndarray:
     source, target, rows = segments.astype(np.int64).T
     ring_rows = num_slots * plan.ring_len
     bad = (rows > 0) & ((source < -1) | (source >= ring_rows))
-    _refuse(op, "segment sources", source, bad, f"must be -1 or a row in 0..{ring_rows - 1}")
+    refuse(op, "segment sources", source, bad, f"must be -1 or a row in 0..{ring_rows - 1}")
     bad = (source >= 0) & (source % plan.ring_len + rows > plan.ring_len)
-    _refuse(op, "segment rows", rows, bad, f"runs past its ring of {plan.ring_len}")
+    refuse(op, "segment rows", rows, bad, f"runs past its ring of {plan.ring_len}")
     bad = (rows < 0) | (target < 0) | (target + rows > plan.history_rows)
-    _refuse(op, "segment targets", target, bad, f"must stay in 0..{plan.history_rows - 1}")
+    refuse(op, "segment targets", target, bad, f"must stay in 0..{plan.history_rows - 1}")
     return segments
 
 
@@ -51,15 +51,15 @@ def check_decode_values(op: str, plan: Any, num_slots: int) -> None:
     """Each token's keys lie in one ring of the slab; length 0 needs no valid offset."""
     offsets, lengths = plan.offset_len.T
     bad = (lengths < 0) | (lengths > plan.ring_len)
-    _refuse(op, "lengths", lengths, bad, f"must be 0..ring_len={plan.ring_len}")
+    refuse(op, "lengths", lengths, bad, f"must be 0..ring_len={plan.ring_len}")
     rows = num_slots * plan.ring_len
     pinned = np.zeros_like(lengths) if plan.num_pinned is None else plan.num_pinned
     bad = (pinned < 0) | (pinned > plan.sink_tokens)
-    _refuse(op, "num_pinned", pinned, bad, f"must be 0..sink_tokens={plan.sink_tokens}")
+    refuse(op, "num_pinned", pinned, bad, f"must be 0..sink_tokens={plan.sink_tokens}")
     bad = ((lengths > 0) | (pinned > 0)) & ((offsets < 0) | (offsets >= rows))
-    _refuse(op, "offsets", offsets, bad, f"must be a row in 0..{rows - 1}")
+    refuse(op, "offsets", offsets, bad, f"must be a row in 0..{rows - 1}")
     bad = (lengths > 0) & (offsets % plan.ring_len < plan.sink_tokens)
-    _refuse(op, "offsets", offsets, bad, f"is a pinned row of a ring of {plan.ring_len}")
+    refuse(op, "offsets", offsets, bad, f"is a pinned row of a ring of {plan.ring_len}")
 
 
 def check_pivot_values(op: str, plan: Any, num_rows: int) -> None:
@@ -71,13 +71,13 @@ def check_pivot_values(op: str, plan: Any, num_rows: int) -> None:
         for column, name in ((0, "section-1"), (2, "section-2")):
             starts = pivots[:, column].astype(np.int64)
             lengths = pivots[:, column + 1].astype(np.int64)
-            _refuse(op, f"{kind}{name} lengths", lengths, lengths < 0, "must be at least 0")
+            refuse(op, f"{kind}{name} lengths", lengths, lengths < 0, "must be at least 0")
             bad = (lengths > 0) & ((starts < 0) | (starts + lengths > num_rows))
-            _refuse(op, f"{kind}{name} starts", starts, bad, f"its range leaves 0..{num_rows - 1}")
+            refuse(op, f"{kind}{name} starts", starts, bad, f"its range leaves 0..{num_rows - 1}")
 
 
 def check_load_values(op: str, plan: Any, num_slots: int) -> None:
     """State ids of a prefill plan are -1 (padding) or below `num_slots`."""
     states = plan.state_ids
     bad = (states < -1) | (states >= num_slots)
-    _refuse(op, "state_ids", states, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
+    refuse(op, "state_ids", states, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
