@@ -44,7 +44,49 @@ class PlanKey(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class HostBatch:
+class _Batch:
+    """What HostBatch and Batch share. A base class, because two lists of these fields, and a third
+    to copy one to the other, drift apart."""
+
+    step: int
+    kind: BatchKind
+    request_ids: tuple[str, ...]
+    slots: np.ndarray
+    state_ids: np.ndarray
+    cu_seqlens_q: np.ndarray
+    seqlens_k: np.ndarray
+    is_last_chunk: np.ndarray
+    token_ids: np.ndarray
+    positions: np.ndarray
+    token_state_ids: np.ndarray
+    num_drafts: np.ndarray
+    start_positions: np.ndarray
+    swa_valid_start: np.ndarray
+    first_outputs: np.ndarray
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def seqlens_q(self) -> np.ndarray:
+        """New tokens of each sequence, int32 [num_seqs]."""
+        return np.diff(self.cu_seqlens_q)
+
+    @property
+    def is_first_chunk(self) -> np.ndarray:
+        """Sequences that begin in this batch, bool [num_seqs], at position 0 or behind a cached
+        prefix: they were just given their state slot (or are recomputed in it), so their state
+        starts afresh."""
+        return self.seqlens_k - self.seqlens_q == self.start_positions
+
+
+@dataclass(frozen=True, eq=False)
+class HostBatch(_Batch):
     """What the scheduler decided to run, in NumPy arrays; T tokens in num_seqs sequences.
 
     step             counts the batches, from 0
@@ -69,42 +111,7 @@ class HostBatch:
                                            nothing is paged
     """
 
-    step: int
-    kind: BatchKind
-    request_ids: tuple[str, ...]
-    slots: np.ndarray
-    state_ids: np.ndarray
-    cu_seqlens_q: np.ndarray
-    seqlens_k: np.ndarray
-    is_last_chunk: np.ndarray
-    token_ids: np.ndarray
-    positions: np.ndarray
-    token_state_ids: np.ndarray
-    num_drafts: np.ndarray
-    start_positions: np.ndarray
-    swa_valid_start: np.ndarray
-    first_outputs: np.ndarray
     block_tables: np.ndarray | None = None
-
-    @property
-    def num_seqs(self) -> int:
-        return len(self.request_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.token_ids.shape[0])
-
-    @property
-    def seqlens_q(self) -> np.ndarray:
-        """New tokens of each sequence, int32 [num_seqs]."""
-        return np.diff(self.cu_seqlens_q)
-
-    @property
-    def is_first_chunk(self) -> np.ndarray:
-        """Sequences that begin in this batch, bool [num_seqs], at position 0 or behind a cached
-        prefix: they were just given their state slot (or are recomputed in it), so their state
-        starts afresh."""
-        return self.seqlens_k - self.seqlens_q == self.start_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,45 +130,12 @@ class BatchArrays:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(_Batch):
     """A `HostBatch` with its plans: what `Engine.next_batch` returns. Fields as in HostBatch."""
 
-    step: int
-    kind: BatchKind
-    request_ids: tuple[str, ...]
-    slots: np.ndarray
-    state_ids: np.ndarray
-    cu_seqlens_q: np.ndarray
-    seqlens_k: np.ndarray
-    is_last_chunk: np.ndarray
-    token_ids: np.ndarray
-    positions: np.ndarray
-    token_state_ids: np.ndarray
-    num_drafts: np.ndarray
-    start_positions: np.ndarray
-    swa_valid_start: np.ndarray
-    first_outputs: np.ndarray
     plans: Mapping[PlanKey, DecodePlan | PrefillPlan]
     on_device: BatchArrays
     block_tables: np.ndarray | None = None
-
-    @property
-    def num_seqs(self) -> int:
-        return len(self.request_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.token_ids.shape[0])
-
-    @property
-    def seqlens_q(self) -> np.ndarray:
-        """New tokens of each sequence, int32 [num_seqs]."""
-        return np.diff(self.cu_seqlens_q)
-
-    @property
-    def is_first_chunk(self) -> np.ndarray:
-        """As `HostBatch.is_first_chunk`."""
-        return self.seqlens_k - self.seqlens_q == self.start_positions
 
 
 def with_plans(
@@ -170,23 +144,4 @@ def with_plans(
     on_device: BatchArrays,
 ) -> Batch:
     """The batch that an engine hands out; its arrays are the host batch's own."""
-    return Batch(
-        step=host.step,
-        kind=host.kind,
-        request_ids=host.request_ids,
-        slots=host.slots,
-        state_ids=host.state_ids,
-        cu_seqlens_q=host.cu_seqlens_q,
-        seqlens_k=host.seqlens_k,
-        is_last_chunk=host.is_last_chunk,
-        token_ids=host.token_ids,
-        positions=host.positions,
-        token_state_ids=host.token_state_ids,
-        num_drafts=host.num_drafts,
-        start_positions=host.start_positions,
-        swa_valid_start=host.swa_valid_start,
-        first_outputs=host.first_outputs,
-        plans=plans,
-        on_device=on_device,
-        block_tables=host.block_tables,
-    )
+    return Batch(**vars(host), plans=plans, on_device=on_device)

@@ -1,5 +1,7 @@
 """The scheduler: calls out of order, wrong results, requests and limits; nothing is lost."""
 
+import dataclasses
+
 import pytest
 from scheduler_model import limits, prompt, watched
 
@@ -37,6 +39,8 @@ def test_a_batch_with_plans_is_the_same_batch():
     host = s.next_batch()
     on_device = BatchArrays(host.token_ids, host.positions, host.token_state_ids, host.cu_seqlens_q)
     batch = with_plans(host, {PlanKey(4, 8): None}, on_device)
+    for field in dataclasses.fields(host):
+        assert getattr(batch, field.name) is getattr(host, field.name)
     assert (batch.num_seqs, batch.num_tokens) == (1, 2)
     assert batch.seqlens_q.tolist() == [2]
     assert batch.is_first_chunk.tolist() == [True]

@@ -84,11 +84,13 @@ def _describe(path: Path, name: str, prefix: str = "rs.") -> Iterator[str]:
         yield from _prose(ast.get_docstring(tree))
         yield from _exceptions(path.parent / "layouts" / "errors.py")
         return
+    doc = ast.get_docstring(node)
     if isinstance(node, ast.ClassDef):
+        node.body = _whole_body(tree, node)
         yield _fence(_call_text(name, _constructor(node)), "python")
     else:
         yield _fence(_signature(node), "python")
-    yield from _prose(ast.get_docstring(node))
+    yield from _prose(doc)
     if isinstance(node, ast.ClassDef):
         yield from _members(node)
 
@@ -100,6 +102,13 @@ def _definition(tree: ast.Module, name: str) -> ast.ClassDef | Function | None:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
     )
     return next(found, None)
+
+
+def _whole_body(tree: ast.Module, node: ast.ClassDef) -> list[ast.stmt]:
+    """The statements of a class, behind those of its bases in the same file."""
+    bases = [_definition(tree, ast.unparse(base)) for base in node.bases]
+    inherited = [part for base in bases if base for part in _whole_body(tree, base)]
+    return [*inherited, *node.body]
 
 
 def _exceptions(path: Path) -> Iterator[str]:
