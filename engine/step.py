@@ -7,6 +7,7 @@ from ..layouts.config import LayerConfig
 from ..layouts.slots import SlotLayout
 from ..rawkernels.operations import Operations
 from ..schedules.batch import Batch
+from .attention_options import window_options
 from .paged_pool import PagedPool
 from .step_global import attend_global
 from .watch import Watch
@@ -66,7 +67,8 @@ def _attend_decode(
             batch.plans[plan_key(layer, "decode")],
             out,
             lse,
-            **_attention_options(tools, layer),
+            **window_options(layer, tools.sinks[layer.id]),
+            stream=stream,
         )
 
 
@@ -101,7 +103,8 @@ def _attend_prefill(
             record_format,
             out,
             lse,
-            **_attention_options(tools, layer),
+            **window_options(layer, tools.sinks[layer.id]),
+            stream=stream,
         )
     with tools.watch.op("store_records", layer.id, size):
         ops.store_records(
@@ -113,15 +116,3 @@ def _attend_prefill(
             arrays.positions,
             stream=stream,
         )
-
-
-def _attention_options(tools: StepTools, layer: LayerConfig) -> dict[str, Any]:
-    options = {
-        "softmax_scale": layer.softmax_scale,
-        "sink": tools.sinks[layer.id],
-        "rope_out": layer.rope if layer.inverse_rope_out else None,
-        "stream": tools.stream,
-    }
-    if layer.softcap is not None:  # never in latent layers
-        options["softcap"] = layer.softcap
-    return options

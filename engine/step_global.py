@@ -8,6 +8,7 @@ from typing import Any
 
 from ..layouts.config import LayerConfig
 from ..schedules.batch import Batch
+from .attention_options import score_options
 
 
 def attend_global(
@@ -18,12 +19,7 @@ def attend_global(
     paged, arrays = tools.paged, batch.on_device
     ops = paged.ops
     size, stream = batch.num_tokens, tools.stream
-    options = {
-        "softmax_scale": layer.softmax_scale,
-        "softcap": layer.softcap or 0.0,
-        "sink": tools.sinks[layer.id],
-        "stream": stream,
-    }
+    options = {**score_options(layer, tools.sinks[layer.id]), "stream": stream}
     with tools.watch.op("paged_store", layer.id, size):
         ops["paged_store"](
             paged.pool,

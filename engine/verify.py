@@ -30,6 +30,7 @@ from ..rawkernels.reference.bound import (
 from ..rawkernels.reference.window_prefill import window_prefill
 from ..schedules.plan_prefill import plan_prefill
 from .activations import ActivationSource, seeded_sinks
+from .attention_options import window_options
 from .samples import Capture, Sample, Seen
 
 
@@ -203,7 +204,7 @@ class Judge:
             np.ascontiguousarray(q[:1]),
             *_one_query(records, sample.position, layer),
             layer.record_format,
-            **attention_options(layer, self.sinks[sample.layer]),
+            **window_options(layer, self.sinks[sample.layer]),
         )
 
     def from_layer_0(self, samples: list[Sample]) -> list[tuple[np.ndarray, float]]:
@@ -232,16 +233,6 @@ class Judge:
                 if sample.layer == layer.id:
                     found[sample] = results[False][sample.position], bound
         return [found[sample] for sample in samples]
-
-
-def attention_options(layer: LayerConfig, sink: Any) -> dict[str, Any]:
-    """What the reference's attention is told of a layer."""
-    return {
-        "softmax_scale": layer.softmax_scale,
-        "softcap": layer.softcap or 0.0,
-        "sink": sink,
-        "rope_out": layer.rope if layer.inverse_rope_out else None,
-    }
 
 
 def _one_query(
@@ -290,7 +281,7 @@ def _whole_layer(
         out,
         np.empty(q.shape[:2], np.float32),
         round_weights=rounded,
-        **attention_options(layer, sink),
+        **window_options(layer, sink),
     )
     return out
 
