@@ -13,6 +13,9 @@ from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
 
+DESCRIPTION = """Checks each operation against the reference, then times it: median and spread, GB/s
+and TFLOP/s from counted bytes and FLOPs, and the floor from the copy and matrix rates measured in
+the same run. Status 1 where a result is wrong."""
 EXAMPLE = """ringslab bench --smoke --backend cpu
 ringslab bench window_decode --sequences 64,128 --out decode.json"""
 DEFAULT_CONFIG, SMOKE_CONFIG = "deepseek_v4_1_flash.yaml", "quickstart.yaml"
@@ -26,14 +29,7 @@ _FAULTS = {"error", "peer_error"}
 EXIT_FAILED = 1  # a result was wrong, or an operation could not run
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "bench",
-        help="time every operation against the floor that bytes and FLOPs set",
-        description="Checks each operation against the reference, then times it: median and "
-        "spread, GB/s and TFLOP/s from counted bytes and FLOPs, and the floor from the copy and "
-        "matrix rates measured in the same run. Status 1 where a result is wrong.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ops", metavar="OP", nargs="*", help="an operation's name (default: all)")
     parser.add_argument("--config", metavar="YAML", help=f"sizes (default: {DEFAULT_CONFIG})")
     shape = parser.add_argument_group("shapes: lists such as 64,128, in place of the defaults")
@@ -60,7 +56,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="to record where there is no git, as in a copied tree")
     parser.add_argument("--repeats", type=int, metavar="N", help=f"rounds (default: {REPEATS})")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
-    return parser
 
 
 _AXIS_HELP = {

@@ -20,6 +20,9 @@ from ..layouts.errors import ArgumentError
 from .budget_plot import write_plot
 from .command import add_overrides
 
+DESCRIPTION = """Bytes of one sequence by the formula (all layers global, and as the model has its
+windows), and what is really taken: rings with padding and decode-step tokens, pages in whole
+blocks. Give a CONFIG, or --layers, --kv-heads, --head-dim, --window and --local or --ratio."""
 EXAMPLE = """ringslab budget gemma3_27b.yaml --context 8192 131072
 ringslab budget --layers 48 --kv-heads 8 --head-dim 128 --window 1024 --under 4"""
 GIB = 2**30
@@ -27,16 +30,7 @@ CONTEXTS = (8_192, 32_768, 131_072)
 SHAPE_FLAGS = ("layers", "kv_heads", "head_dim", "window")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the command to the parsers of `ringslab`."""
-    parser = subparsers.add_parser(
-        "budget",
-        help="say how many bytes a sequence's caches take against its context",
-        description="Bytes of one sequence by the formula (all layers global, and as the model has "
-        "its windows), and what is really taken: rings with padding and decode-step tokens, pages "
-        "in whole blocks. Give a CONFIG, or --layers, --kv-heads, --head-dim, --window and --local "
-        "or --ratio.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", help="a YAML file, or a packaged one's name")
     add_overrides(parser, "engine.num_blocks=64")
     add = parser.add_argument
@@ -66,7 +60,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--json", action="store_true", help="print JSON for programs")
     add("--plot", metavar="FILE.svg", help="draw bytes against context")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,18 +17,14 @@ from ..rawkernels.device.nvrtc import compiler_version, parse_resources
 from ..rawkernels.device.progress import progress_to
 from ..rawkernels.device.sass import count_opcodes, find_disassembler
 
+DESCRIPTION = """Builds every kernel in its default shapes for each architecture, on a machine with
+or without a GPU, and fills the cubin cache. Status 1 where a kernel does not build."""
 EXAMPLE = "ringslab compile --kernel window_decode --arch sm_90a"
 # Counted in the table: tensor cores of sm_80 and of sm_90a, and local memory, which is spills.
 TABLE_OPCODES = ("HMMA", "HGMMA", "LDL", "STL")
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "compile",
-        help="compile every CUDA kernel and report its registers and spills",
-        description="Builds every kernel in its default shapes for each architecture, on a machine "
-        "with or without a GPU, and fills the cubin cache. Status 1 where a kernel does not build.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch",
         action="append",

@@ -7,16 +7,12 @@ from typing import Any
 from .doctor_facts import gather_facts
 from .doctor_rules import Facts, Finding, find, why_no_cuda
 
+DESCRIPTION = """Looks for Python packages, the NVIDIA driver, GPUs, the kernel compiler and the
+kernel cache. Status 1 where installed things contradict each other, else 0."""
 EXAMPLE = "ringslab doctor --json"
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help="say what this machine can run, and why not",
-        description="Looks for Python packages, the NVIDIA driver, GPUs, the kernel compiler and "
-        "the kernel cache. Status 1 where installed things contradict each other, else 0.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
 
 

@@ -23,6 +23,8 @@ from ..rawkernels.cuda.registry import find_kernels
 from ..rawkernels.device.kernel_source import FORMAT_MACROS, TENSOR_MAP_ALIGN
 from .c_structs import TENSOR_MAP, VECTORS, CStruct, c_name, comment, params_struct
 
+DESCRIPTION = """A header for C11, C++11 and CUDA C++: constants, plans, the parameters of every
+kernel, and the records, state slot and block of each CONFIG. Sizes and offsets are asserted."""
 EXAMPLE = "ringslab header deepseek_v4_1_flash.yaml --out ringslab.h"
 PROLOGUE = f"""#ifdef __CUDACC_RTC__  /* NVRTC has no system headers, so no offsetof */
 typedef signed char int8_t;
@@ -72,21 +74,12 @@ PLANS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the command to the parsers of `ringslab`."""
-    parser = subparsers.add_parser(
-        "header",
-        help="write records, slots, plans and kernel parameters as C structs",
-        description="A header for C11, C++11 and CUDA C++: constants, plans, the parameters of "
-        "every kernel, and the records, state slot and block of each CONFIG. Sizes and offsets are "
-        "asserted.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "configs", nargs="*", metavar="CONFIG", help="YAML files (default: all packaged ones)"
     )
     parser.add_argument("--out", metavar="FILE", help="write to a file instead of stdout")
     parser.add_argument("--json", action="store_true", help="the same facts as JSON for programs")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,8 @@ from ..layouts.formats import RecordFormat
 from ..layouts.slots import Ring
 from .command import add_overrides
 
+DESCRIPTION = """Print every ring of a state slot with its offset and size, the layers of a block of
+the paged pool, and the fields of each record."""
 EXAMPLE = "ringslab layout deepseek_v4_1_flash.yaml --svg slot.svg"
 MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
 PICTURE_CELLS = 86
@@ -21,19 +23,13 @@ PART_MARKS = "█▒░"
 ASCII_PART_MARKS = "#=."  # for a terminal or pipe that is not UTF-8
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the command to the parsers of `ringslab`."""
-    parser = subparsers.add_parser(
-        "layout",
-        help="print the bytes of a state slot as a table and a picture",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="a YAML file, or a packaged name such as quickstart.yaml")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     add_overrides(parser, "engine.num_state_slots=8")
     parser.add_argument(
         "--svg", metavar="FILE.svg", help="draw the slot, its rings and its records into a file"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """The command line: `ringslab COMMAND ...`.
 
-A command is a module `tools/<command>_cmd.py` with `add_parser(subparsers)`, `run(args) -> int`
-and EXAMPLE, one command line or several for the end of its help. Only the module of the command
-that was asked for is imported, so `ringslab --version` and `ringslab --help` load neither NumPy nor
-a backend.
+A command is a line of _COMMANDS and a module `tools/<command>_cmd.py` with DESCRIPTION, the first
+words of its help, `add_arguments(parser)`, `run(args) -> int` and EXAMPLE, one command line or
+several for the end of its help. Only the module of the command that was asked for is imported, so
+`ringslab --version` and `ringslab --help` load neither NumPy nor a backend.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from types import ModuleType
 from .. import __version__
 from ..layouts.errors import RingslabError
 
-# One line each for `ringslab --help`, which must not import the commands.
+# One line each for `ringslab --help`, which must not import the commands: they do not repeat it.
 _COMMANDS = {
     "run": "replay a request trace through prefill and decode steps",
     "layout": "print the bytes of a state slot as a table and a picture",
@@ -87,11 +87,13 @@ def _build_parser(command: str | None, module: ModuleType | None) -> argparse.Ar
     parser.add_argument("--version", action="version", version=f"ringslab {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND")
     for name, summary in _COMMANDS.items():
+        own = subparsers.add_parser(name, help=summary)
         if name == command:
-            module.add_parser(subparsers)
-            _add_example(subparsers.choices[name], module)
-        else:
-            subparsers.add_parser(name, help=summary)
+            own.description = module.DESCRIPTION
+            module.add_arguments(own)
+            own.formatter_class = _Help
+            example = module.EXAMPLE.split("\n")
+            own.epilog = "\n".join([_EXAMPLE_HEAD, *(f"  {line}" for line in example)])
     return parser
 
 
@@ -102,12 +104,6 @@ class _Help(argparse.HelpFormatter):
         if text.startswith(_EXAMPLE_HEAD):
             return text
         return super()._fill_text(text, width, indent)
-
-
-def _add_example(parser: argparse.ArgumentParser, module: ModuleType) -> None:
-    if example := getattr(module, "EXAMPLE", ""):
-        parser.formatter_class = _Help
-        parser.epilog = "\n".join([_EXAMPLE_HEAD, *(f"  {line}" for line in example.split("\n"))])
 
 
 if __name__ == "__main__":

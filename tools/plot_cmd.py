@@ -11,6 +11,8 @@ from ..engine.report import check_report_path, check_separate_files
 from ..layouts.errors import ArgumentError
 from .plots import SUFFIXES, check_plot_path
 
+DESCRIPTION = """Draws what a command reported as JSON. Needs matplotlib (pip install
+'ringslab[plot]'), but for timelines."""
 EXAMPLE = """ringslab run quickstart.yaml --report run.json
 ringslab plot run.json --out run.png"""
 
@@ -30,14 +32,7 @@ class Kind:
     suffixes: tuple[str, ...] = SUFFIXES
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the command to the parsers of `ringslab`."""
-    parser = subparsers.add_parser(
-        "plot",
-        help="draw a report of run, bench or prefix, or a timeline",
-        description="Draws what a command reported as JSON. Needs matplotlib (pip install "
-        "'ringslab[plot]'), but for timelines.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "report",
         metavar="REPORT.json",
@@ -47,7 +42,6 @@ def add_parser(subparsers: Any) -> None:
         "--out", metavar="FILE", help="the picture: .svg (default: beside the report), .png or .pdf"
     )
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

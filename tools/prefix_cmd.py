@@ -22,15 +22,13 @@ from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .command import add_overrides
 
+DESCRIPTION = """Run one trace without a prefix cache and under each of its contracts: what was
+computed, what it cost, and how far the outputs differ."""
 EXAMPLE = "ringslab prefix quickstart.yaml --contracts none,full --set run.trace.num_requests=8"
 CONTRACTS = ("none", "full", "exact", "bounded")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds the command to the parsers of `ringslab`."""
-    parser = subparsers.add_parser(
-        "prefix", help="run a trace under each contract of the prefix cache, side by side"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a packaged one's name")
     parser.add_argument("--trace", metavar="PATH", help="a .jsonl or .csv file to replay")
     add_overrides(parser, "prefix.block_size=64")
@@ -50,7 +48,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     parser.add_argument("--report", metavar="PATH", help="write the JSON to a file as well")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
@@ -18,17 +17,13 @@ from .main import EXIT_INTERRUPTED
 from .plots import check_plot_path, write_plots
 from .timeline import write_picture
 
+DESCRIPTION = "Replay a request trace. Ctrl-C ends it after the step at hand, with a report."
 EXAMPLE = """ringslab run quickstart.yaml --verify
 ringslab run quickstart.yaml --set run.trace.num_requests=50 --report run.json"""
 EXIT_FAILED = 1  # the verification found an output outside its bound
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        "run",
-        help="replay a request trace through prefill and decode steps",
-        description="Replay a request trace. Ctrl-C ends it after the step at hand, with a report.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a packaged one's name")
     parser.add_argument(
         "--trace", metavar="PATH", help="a .jsonl (Mooncake) or .csv (Azure) file to replay"
@@ -65,7 +60,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="refuse NaN and infinite queries and keys (reads them back: slow)",
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
