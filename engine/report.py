@@ -1,10 +1,6 @@
-"""The JSON report of a run: keys, percentiles, and an atomic write."""
+"""The JSON report of a run: keys, percentiles, and how it is written."""
 
-import errno
 import json
-import os
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +8,10 @@ import numpy as np
 
 from ..layouts.budget import kv_bytes
 from ..layouts.config import Config
-from ..layouts.errors import ArgumentError
 from ..layouts.sizes import align_up
 from ..layouts.slots import SlotLayout
 from ..rawkernels.attention_variants import attention_variant
+from .output_files import write_whole
 
 SCHEMA_VERSION = 1  # grows when a key changes its meaning or goes away
 PERCENTILES = (50, 90, 99)
@@ -96,59 +92,10 @@ def report_head(cfg: Config, backend: str, layout: SlotLayout) -> dict:
     }
 
 
-def check_report_path(path: str | Path) -> None:
-    """Raises OSError where `write_report` could not write to `path`; asked before a run, so that
-    none is lost for a folder that is not there."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent):
-        pass  # gone again at once
-
-
-def check_separate_files(call: str, files: Mapping[str, Any]) -> None:
-    """Raises ArgumentError where two of the named files (None: not asked for) are one, so that the
-    later would be written over the earlier, and for a name that no file can have."""
-    seen: dict[str, str] = {}
-    for name, path in files.items():
-        if path is None:
-            continue
-        if "\0" in os.fspath(path):
-            raise ArgumentError(
-                f"{call}: {name} {os.fspath(path)!r} holds a NUL, as no file's name"
-            )
-        first = seen.setdefault(os.path.realpath(path), name)
-        if first != name:
-            raise ArgumentError(
-                f"{call}: {first} and {name} are both {os.fspath(path)}; name two files"
-            )
-
-
 def write_report(report: dict, path: str | Path) -> None:
     """Writes a report so that `path` always holds a whole one: the old or the new.
 
-    Raises OSError where the folder cannot be written, ValueError for a NaN or infinity (JSON has
-    none; a report says null).
+    Raises OSError where it cannot be written, ValueError for a NaN or infinity (JSON has none; a
+    report says null).
     """
-    path = Path(path)
-    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-
-
-def _umask() -> int:
-    """The process's file mode mask; reading it takes setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_whole(path, json.dumps(report, indent=2, allow_nan=False) + "\n")

@@ -6,7 +6,7 @@ from typing import Any
 from ..layouts.config import Config
 from ..layouts.errors import ArgumentError, ConfigError, TraceError
 from ..layouts.sizes import is_flag
-from .report import check_report_path, check_separate_files
+from .output_files import check_output_path, check_separate_files
 
 
 def check_run_options(
@@ -38,7 +38,7 @@ def check_run_options(
     check_separate_files("run", files)
     for path in files.values():
         if path is not None:
-            check_report_path(path)
+            check_output_path(path)
 
 
 def trace_list(trace: Any) -> list:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.backends import BACKEND_CHOICES, choose_backend
-from ..engine.report import check_separate_files
+from ..engine.output_files import check_output_path, check_separate_files, write_whole
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
@@ -167,11 +167,10 @@ def _saver(out: str | None) -> Any:
         return lambda report: None
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    check_output_path(path)
 
     def save(report: dict[str, Any]) -> None:
-        part.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
 
     return save
 

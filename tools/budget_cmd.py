@@ -5,7 +5,7 @@ import argparse
 import json
 from typing import Any
 
-from ..engine.report import check_separate_files
+from ..engine.output_files import check_separate_files
 from ..layouts.budget import (
     DEFAULT_BLOCK,
     CacheShape,

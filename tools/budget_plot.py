@@ -4,6 +4,7 @@ draw it."""
 import math
 from pathlib import Path
 
+from ..engine.output_files import write_whole
 from ..layouts.budget import CacheShape, KvBytes, shape_bytes
 from .svg import document, text
 
@@ -71,7 +72,7 @@ def draw_budget(shape: CacheShape, longest: int) -> str:
 
 def write_plot(shape: CacheShape, path: str | Path, longest: int) -> None:
     """Raises OSError where the file cannot be written."""
-    Path(path).write_text(draw_budget(shape, longest), encoding="utf-8")
+    write_whole(path, draw_budget(shape, longest))
 
 
 def _size(power: int) -> str:

@@ -6,11 +6,10 @@ structs of the launchers.
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.report import check_separate_files
+from ..engine.output_files import check_separate_files, write_whole
 from ..layouts import structs
 from ..layouts.config import load_config, packaged_configs
 from ..layouts.config_types import Config
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(text, end="")
     else:
-        Path(args.out).write_text(text, encoding="utf-8")
+        write_whole(args.out, text)
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from typing import Any
 
-from ..engine.report import check_separate_files
+from ..engine.output_files import check_separate_files
 from ..layouts.config import load_config
 from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat

@@ -4,6 +4,7 @@ scale, as one SVG."""
 import math
 from pathlib import Path
 
+from ..engine.output_files import write_whole
 from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat
 from ..layouts.rings import ring_index
@@ -22,7 +23,7 @@ MAX_RINGS = 3  # kinds of rings in one row
 
 def write_layout(config: Config, path: str | Path) -> None:
     """Raises OSError where the file cannot be written."""
-    Path(path).write_text(draw_layout(config), encoding="utf-8")
+    write_whole(path, draw_layout(config))
 
 
 def draw_layout(config: Config) -> str:

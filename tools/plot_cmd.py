@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.report import check_report_path, check_separate_files
+from ..engine.output_files import check_output_path, check_separate_files
 from ..layouts.errors import ArgumentError
 from .plots import SUFFIXES, check_plot_path
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             f"{', '.join(kind.suffixes)}"
         )
     check_separate_files("plot", {"REPORT": args.report, "--out": out})
-    check_report_path(out)
+    check_output_path(out)
     if kind.suffixes == SUFFIXES:
         check_plot_path(str(out))
     kind.draw(report, str(out))

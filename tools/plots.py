@@ -1,11 +1,13 @@
 """A run's report as a picture: waiting and token times, slots over time, and what the prefix cache
 gave. Needs matplotlib (`pip install 'ringslab[plot]'`)."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..engine.output_files import write_whole
 from ..layouts.errors import ArgumentError
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -28,6 +30,14 @@ def check_plot_path(path: str) -> None:
         ) from None
 
 
+def save_figure(figure: Any, path: str | Path, **options: Any) -> None:
+    """Writes a figure of matplotlib, in the format of the path's suffix. Raises OSError where it
+    cannot be written; the file that was there stays then."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=Path(path).suffix.lower()[1:], **options)
+    write_whole(path, picture.getvalue())
+
+
 def write_plots(report: dict[str, Any], path: str) -> None:
     """Draws a report (docs/running.md) into one file, four panels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,7 +55,7 @@ def write_plots(report: dict[str, Any], path: str) -> None:
         f"{report['throughput']['computed_tokens']:,} tokens computed in "
         f"{report['throughput']['seconds']:.1f} s"
     )
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def _draw_times(axes: Any, report: dict[str, Any]) -> None:
@@ -138,4 +148,4 @@ def write_contracts(report: dict[str, Any], path: str) -> None:
         axes.set_ylim(bottom=0)
     panels[1, 0].set_ylim(top=max(1, 1.1 * best))  # the line of the best, not on the frame
     figure.suptitle(f"{report['model']} on {report['backend']}: {report['requests']:,} requests")
-    figure.savefig(path)
+    save_figure(figure, path)

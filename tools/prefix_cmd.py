@@ -15,8 +15,9 @@ import numpy as np
 
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
+from ..engine.output_files import check_output_path, check_separate_files
 from ..engine.progress import open_progress
-from ..engine.report import check_report_path, check_separate_files, write_report
+from ..engine.report import write_report
 from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     files = {"CONFIG": args.config, "--trace": args.trace, "--report": args.report}
     check_separate_files("prefix", files)
     if args.report:
-        check_report_path(args.report)
+        check_output_path(args.report)
     if args.overhead is not None:
         found = overhead(args, contracts[-1])
     else:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..engine.backends import BACKEND_CHOICES
 from ..engine.engine import Engine
+from ..engine.output_files import check_output_path, check_separate_files
 from ..engine.progress import open_progress
-from ..engine.report import check_report_path, check_separate_files
 from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
@@ -115,7 +115,7 @@ def check_files(args: argparse.Namespace, picture: Path | None) -> None:
         check_plot_path(args.plot)
     for path in (picture, args.plot):
         if path is not None:
-            check_report_path(path)
+            check_output_path(path)
 
 
 def summary(report: dict) -> list[str]:

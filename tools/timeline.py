@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from ..engine.output_files import write_whole
 from .svg import document, text
 
 WIDTH, LABEL, LANE, GAP = 1200, 190, 20, 4  # pixels
@@ -48,7 +49,7 @@ def draw_timeline(timeline: dict[str, Any]) -> str:
 
 def write_picture(timeline: dict[str, Any], path: str | Path) -> None:
     """Raises OSError where the file cannot be written."""
-    Path(path).write_text(draw_timeline(timeline), encoding="utf-8")
+    write_whole(path, draw_timeline(timeline))
 
 
 def _panel(parts: list[str], step: dict[str, Any], top: int, *, zoom: bool) -> int:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,6 +32,7 @@ from ...engine.batches import build_batch
 from ...engine.decode_inputs import StepArrays
 from ...engine.digests import open_digests
 from ...engine.engine import Engine
+from ...engine.output_files import check_output_path, write_whole
 from ...engine.run_layers import DecodeGraphs, LayerRunner
 from ...engine.samples import open_capture
 from ...engine.step import attend_layer
@@ -63,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", metavar="FILE.json")
     args = parser.parse_args(argv)
+    if args.out:
+        check_output_path(args.out)
     sequences = _counts(args.sequences) or (SMOKE_SEQUENCES if args.smoke else SEQUENCES)
     cfg = load_config(
         args.config or (SMOKE_CONFIG if args.smoke else DEFAULT_CONFIG),
@@ -83,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     report = measure_steps(cfg, backend, args.device, sequences, layers, repeats)
     text = json.dumps(report, indent=2, allow_nan=False)
     if args.out:
-        Path(args.out).write_text(text + "\n", encoding="utf-8")
+        write_whole(args.out, text + "\n")
     print(text if args.json else "\n".join(table(report)))
     return 0
 

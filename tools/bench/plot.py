@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ...layouts.errors import BackendError
+from ..plots import save_figure
 
 LENGTH_AXES = ("sequences", "tokens", "rows")  # the one with most values is drawn along x
 COLUMNS = 2
@@ -53,7 +54,7 @@ def save_plot(report: dict[str, Any], path: str) -> None:
         axes.set_visible(False)
     figure.suptitle(f"{report['device']}: medians, min to p90; dashed: floor")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def panels_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, list]]]:
