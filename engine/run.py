@@ -26,14 +26,14 @@ from .decode_inputs import can_be_fixed
 from .digests import DigestLog, combine, open_digests
 from .ngram import NgramDrafts
 from .progress import QUIET, Progress
-from .report import engine_bytes, report_head, write_report
+from .report import engine_bytes, report_head
+from .run_files import RunFiles
 from .run_layers import DecodeGraphs, LayerRunner
 from .run_options import check_run_options
 from .run_prefix import begin_prefix, end_prefix, prefix_report, settle_prefix
 from .run_requests import Arrivals, RunRequest, load_requests
 from .run_stats import RunStats, open_stats
 from .samples import Watched, choose_samples, open_capture
-from .timeline import write_timeline
 from .tokens import TokenRules, decide_step, request_key
 from .verify import verify_capture
 from .watch import is_sampled
@@ -91,6 +91,7 @@ def run_trace(
     nothing to verify, OSError where the report cannot be written, TraceError for a bad trace,
     RequestError for a request that `submit` would refuse, ActivationError where a recorded source
     lacks something.
+    At the end: ReportError, which has the report, where a file cannot be written any more.
     """
     if not engine.done:
         raise RequestError("run: the engine still has requests of its caller; finish them first")
@@ -113,16 +114,15 @@ def run_trace(
             for request in requests[: state.arrivals.submitted]:
                 engine.abort(request.id)  # after Ctrl-C; the others have ended already
             end_prefix(engine)
-            if report_path is not None:
-                write_report(report, report_path)
-            if timeline_path is not None:
-                write_timeline(engine, timeline_path)
+            files = RunFiles(report_path, timeline_path)
+            files.write_report(report)
+            files.write_timeline(engine)
             if watched is not None:
                 watched.take(state.layers.capture)
             elif verify:
                 report["verify"] = _verify(state, interrupted())
-                if report_path is not None:
-                    write_report(report, report_path)
+                files.write_report(report)
+    files.settle(report)
     return report
 
 

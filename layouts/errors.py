@@ -37,6 +37,18 @@ class ActivationError(RingslabError, ValueError):
     """An activation source lacks what is asked of it, or holds non-finite values."""
 
 
+class ReportError(RingslabError, OSError):
+    """What was asked for was done, but a file of it could not be written.
+
+    `report` holds all that the file would have, `paths` names the files that are missing.
+    """
+
+    def __init__(self, message: str, report: dict, paths: tuple = ()):
+        super().__init__(message)
+        self.report = report
+        self.paths = paths
+
+
 class BackendError(RingslabError, RuntimeError):
     """The backend that was asked for cannot run on this machine."""
 

@@ -12,6 +12,8 @@ from ..engine.output_files import check_output_path, check_separate_files, write
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
+from .command import attempt, keep_report, raise_faults
+from .plots import check_plot_path
 
 DESCRIPTION = """Checks each operation against the reference, then times it: median and spread, GB/s
 and TFLOP/s from counted bytes and FLOPs, and the floor from the copy and matrix rates measured in
@@ -72,26 +74,31 @@ _AXIS_HELP = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every row has its times, 1 when one is wrong or could not run."""
+    """0 when every row has its times, 1 when one is wrong or could not run. Raises ReportError,
+    after the table, where a file could not be written."""
     wish = _wish(args)
     cfg = load_config(args.config or (SMOKE_CONFIG if args.smoke else DEFAULT_CONFIG))
     if args.config and not args.smoke:
         wish = replace(wish, axes=_axes_of_config(cfg) | wish.axes)
     backend = choose_backend(args.backend, args.device)
     check_separate_files("bench", {"CONFIG": args.config, "--out": args.out, "--plot": args.plot})
-    plot = _load_plot() if args.plot else None
+    plot = _load_plot(args.plot) if args.plot else None
     if args.peers:
         _require_peers(backend)
-    save = _saver(args.out)
+    faults: list[str] = []
+    save = _saver(args.out, faults)
     report = run_benches(backend, args.device, cfg, wish, _tell, save)
+    if faults:
+        faults.append(keep_report(report, args.out, printed=args.json))
     if plot is not None:
-        plot(report, args.plot)
+        attempt(faults, plot, report, args.plot)
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         from .bench.table import render
 
         print(render([report]))
+    raise_faults(faults, report)
     return EXIT_FAILED if any(_FAULTS & row.keys() for row in report["rows"]) else 0
 
 
@@ -153,26 +160,37 @@ def _require_peers(backend: str) -> None:
         raise ArgumentError("bench: --peers needs PyTorch with CUDA; it is not installed here")
 
 
-def _load_plot() -> Any:
-    """The plot function; told before the measuring where matplotlib is not there."""
+def _load_plot(path: str) -> Any:
+    """The plot function; told before the measuring where matplotlib is not there, or the picture
+    cannot be written."""
     from .bench.plot import load_pyplot, save_plot
 
     load_pyplot()
+    check_plot_path(path)
+    _check_output(path)
     return save_plot
 
 
-def _saver(out: str | None) -> Any:
-    """Writes a report to the file `out`, whole or not at all; does nothing without one."""
+def _saver(out: str | None, faults: list[str]) -> Any:
+    """Writes a report to the file `out`, whole or not at all; does nothing without one. Where that
+    fails, the rows that are still to come are measured all the same: `faults` holds the last
+    writing's fault."""
     if out is None:
         return lambda report: None
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_output_path(path)
+    _check_output(out)
 
     def save(report: dict[str, Any]) -> None:
-        write_whole(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
+        faults.clear()
+        text = json.dumps(report, indent=1, allow_nan=False)
+        attempt(faults, write_whole, out, text + "\n")
 
     return save
+
+
+def _check_output(path: str) -> None:
+    """Raises OSError where a file cannot be written; makes the folders that it is to lie in."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    check_output_path(path)
 
 
 def _tell(text: str) -> None:

@@ -21,7 +21,7 @@ from ..engine.report import write_report
 from ..engine.samples import Watched
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
-from .command import add_overrides
+from .command import add_overrides, attempt, keep_report, raise_faults
 
 DESCRIPTION = """Run one trace without a prefix cache and under each of its contracts: what was
 computed, what it cost, and how far the outputs differ."""
@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints a table. Raises ConfigError for a configuration that is wrong, ArgumentError for a
     contract that there is none of or a count below what makes sense, KeyboardInterrupt where
-    Ctrl-C ended a run: its numbers compare with nothing."""
+    Ctrl-C ended a run: its numbers compare with nothing; ReportError, after the table, where the
+    report could not be written."""
     contracts = [word.strip() for word in args.contracts.split(",")]
     if set(contracts) - set(CONTRACTS) or len(contracts) < 2:
         raise ArgumentError(
@@ -75,9 +76,13 @@ def run(args: argparse.Namespace) -> int:
         found = overhead(args, contracts[-1])
     else:
         found = side_by_side(args, contracts)
+    faults: list[str] = []
     if args.report:
-        write_report(found, args.report)
+        attempt(faults, write_report, found, args.report)
+    if faults:
+        faults.append(keep_report(found, args.report, printed=args.json))
     print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
+    raise_faults(faults, found)
     return 0
 
 

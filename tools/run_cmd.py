@@ -12,7 +12,8 @@ from ..engine.progress import open_progress
 from ..engine.timeline import read_timeline
 from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
-from .command import add_overrides
+from ..layouts.errors import ReportError
+from .command import add_overrides, attempt, keep_report, raise_faults
 from .main import EXIT_INTERRUPTED
 from .plots import check_plot_path, write_plots
 from .timeline import write_picture
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when the trace ran (and was verified, if asked), 1 when an output was outside its bound,
-    130 after Ctrl-C."""
+    130 after Ctrl-C. Raises ReportError, after the summary, where a file could not be written."""
     picture = None if args.timeline is None else picture_path(args.timeline)
     check_files(args, picture)
     cfg = load_config(args.config, overrides=tuple(args.overrides))
@@ -73,6 +74,24 @@ def run(args: argparse.Namespace) -> int:
     with Engine(cfg, args.backend, device=args.device, check_finite=args.check_finite) as engine:
         hint = "; kernels compile at first use" if engine.backend == "cpu" else ""
         _say(f"backend {engine.backend} on {engine.memory.place}{hint}")
+        report, faults, missing = _replay(engine, args)
+    if args.plot is not None:
+        attempt(faults, write_plots, report, args.plot)
+    if picture is not None and args.timeline not in missing:
+        attempt(faults, write_picture, read_timeline(args.timeline), picture)
+    if args.json:
+        print(json.dumps(report, indent=2, allow_nan=False))
+    else:
+        print("\n".join(summary(report)))
+    raise_faults(faults, report)
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if args.verify and report["verify"]["passed"] is not True else 0
+
+
+def _replay(engine: Engine, args: argparse.Namespace) -> tuple[dict, list[str], tuple]:
+    """The report of the run, what could not be written, and which files those are."""
+    try:
         report = engine.run(
             args.trace,
             verify=args.verify,
@@ -81,17 +100,12 @@ def run(args: argparse.Namespace) -> int:
             graphs=False if args.no_graphs else None,
             progress=open_progress,
         )
-    if args.plot is not None:
-        write_plots(report, args.plot)
-    if picture is not None:
-        write_picture(read_timeline(args.timeline), picture)
-    if args.json:
-        print(json.dumps(report, indent=2, allow_nan=False))
-    else:
-        print("\n".join(summary(report)))
-    if report["interrupted"]:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if args.verify and report["verify"]["passed"] is not True else 0
+    except ReportError as error:
+        faults = [str(error)]
+        if args.report in error.paths:
+            faults.append(keep_report(error.report, args.report, printed=args.json))
+        return error.report, faults, error.paths
+    return report, [], ()
 
 
 def picture_path(timeline: str) -> Path:

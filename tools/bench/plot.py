@@ -1,6 +1,5 @@
 """A picture of a benchmark report: time against batch or length. Needs the extra `plot`."""
 
-from pathlib import Path
 from typing import Any
 
 from ...layouts.errors import BackendError
@@ -53,7 +52,6 @@ def save_plot(report: dict[str, Any], path: str) -> None:
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(f"{report['device']}: medians, min to p90; dashed: floor")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, dpi=150)
 
 
