@@ -101,3 +101,40 @@ def test_counts_that_make_no_sense(capsys, words, problem):
 def test_a_contract_that_is_none(capsys):
     assert main(["prefix", str(TINY), "--contracts", "full"]) == 2
     assert "two or more of none, full" in capsys.readouterr().err
+
+
+HYBRID = str(TINY.with_name("tiny_hybrid.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ((), "exact or bounded"),
+        (("--contracts", "none,full,bounded"), "bounded"),
+        (("--contracts", "exact,none"), "exact"),
+        (("--overhead", "1"), "bounded"),
+    ],
+)
+def test_a_contract_that_the_model_cannot_have(capsys, monkeypatch, words, refused):
+    """Layers that see all keys: `exact` and `bounded` are refused before `none` and `full` have
+    run, with the contracts and what to give instead; that is taken."""
+    monkeypatch.setattr(Engine, "__init__", None)
+    assert main(["prefix", HYBRID, *words]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot run under {refused} (" in error
+    assert "full where layers see all keys" in error
+    assert error.endswith("; take --contracts none,full\n")
+    assert error.count("\n") == 1
+    monkeypatch.undo()
+    words = ("--contracts", "none,full,none", "--set", "run.trace.num_requests=2", "--json")
+    assert main(["prefix", HYBRID, *words, "--backend", "reference"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["contract"] for row in rows] == ["none", "full", "none"]
+
+
+def test_a_fault_that_is_not_the_contracts(capsys):
+    """A block size that no contract can have is told as what it is."""
+    assert main(["prefix", str(TINY), "--set", "prefix.block_size=7"]) == 2
+    error = capsys.readouterr().err
+    assert "prefix.block_size: got 7" in error
+    assert "--contracts" not in error

@@ -19,8 +19,8 @@ from ..engine.output_files import check_output_path, check_separate_files
 from ..engine.progress import open_progress
 from ..engine.report import write_report
 from ..engine.samples import Watched
-from ..layouts.config import load_config
-from ..layouts.errors import ArgumentError
+from ..layouts.config import Config, load_config
+from ..layouts.errors import ArgumentError, ConfigError
 from .command import add_overrides, attempt, keep_report, raise_faults
 
 DESCRIPTION = """Run one trace without a prefix cache and under each of its contracts: what was
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints a table. Raises ConfigError for a configuration that is wrong, ArgumentError for a
-    contract that there is none of or a count below what makes sense, KeyboardInterrupt where
-    Ctrl-C ended a run: its numbers compare with nothing; ReportError, after the table, where the
-    report could not be written."""
+    contract that there is none of or that the model cannot have and for a count below what makes
+    sense, KeyboardInterrupt where Ctrl-C ended a run: its numbers compare with nothing;
+    ReportError, after the table, where the report could not be written."""
     contracts = [word.strip() for word in args.contracts.split(",")]
     if set(contracts) - set(CONTRACTS) or len(contracts) < 2:
         raise ArgumentError(
@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         check_output_path(args.report)
     if args.overhead is not None:
-        found = overhead(args, contracts[-1])
+        found = overhead(args, load_contracts(args, ["none", contracts[-1]]))
     else:
-        found = side_by_side(args, contracts)
+        found = side_by_side(args, load_contracts(args, contracts))
     faults: list[str] = []
     if args.report:
         attempt(faults, write_report, found, args.report)
@@ -86,11 +86,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def load_contracts(args: argparse.Namespace, contracts: list[str]) -> list[tuple[str, Config]]:
+    """Each contract with the configuration under it. All are loaded before the first one runs:
+    raises ConfigError where the file is wrong, ArgumentError where only some contracts suit the
+    model, with those that do."""
+    found: dict[str, Config] = {}
+    refused: dict[str, ConfigError] = {}
+    for contract in dict.fromkeys([*contracts, *CONTRACTS]):
+        try:
+            found[contract] = _load(args, contract)
+        except ConfigError as error:
+            refused[contract] = error
+    wrong = [contract for contract in contracts if contract in refused]
+    if not wrong:
+        return [(contract, found[contract]) for contract in contracts]
+    suitable = [contract for contract in CONTRACTS if contract in found]
+    if len(suitable) < 2:  # the fault is not the contract's
+        raise refused[wrong[0]]
+    raise ArgumentError(
+        f"prefix: {args.config} cannot run under {' or '.join(wrong)} ({refused[wrong[0]]}); "
+        f"take --contracts {','.join(suitable)}"
+    )
+
+
+def _load(args: argparse.Namespace, contract: str) -> Config:
+    return load_config(args.config, (*args.overrides, f"prefix.contract={contract}"))
+
+
 @contextlib.contextmanager
-def open_engine(args: argparse.Namespace, contract: str) -> Iterator[Engine]:
+def open_engine(args: argparse.Namespace, cfg: Config) -> Iterator[Engine]:
     """An engine whose cache begins empty, whatever its store holds: one contract could hit what
     another one or an earlier comparison stored. What it stored is taken out again."""
-    cfg = load_config(args.config, (*args.overrides, f"prefix.contract={contract}"))
     with Engine(cfg, args.backend, device=args.device) as engine:
         if engine.prefix is not None:
             engine.prefix.set_aside()
@@ -107,15 +133,14 @@ def replay(engine: Engine, args: argparse.Namespace, watched: Watched | None = N
     return report
 
 
-def side_by_side(args: argparse.Namespace, contracts: list[str]) -> dict[str, Any]:
+def side_by_side(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dict[str, Any]:
     """A row a contract; differences are to the first of them."""
     rows, first = [], None
-    for contract in contracts:
+    for contract, cfg in configs:
         _say(f"contract {contract}")
         watched = Watched(args.watch)
-        with open_engine(args, contract) as engine:
+        with open_engine(args, cfg) as engine:
             report = replay(engine, args, watched)
-            cfg = engine.cfg
         first = watched.outputs if first is None else first
         rows.append(_row(contract, report) | {"difference": difference(cfg, first, watched)})
     return {
@@ -175,12 +200,13 @@ def _row(contract: str, report: dict) -> dict[str, Any]:
     }
 
 
-def overhead(args: argparse.Namespace, contract: str) -> dict[str, Any]:
+def overhead(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dict[str, Any]:
     """Seconds of runs without a cache and with one that is emptied before each, in turns, after one
     of each that compiles. `ratio` is of the medians; `hit_blocks` must be 0 for it to say anything,
     so the trace should share nothing."""
+    (_, without), (contract, with_cache) = configs
     seconds: dict[str, list[float]] = {"none": [], contract: []}
-    with open_engine(args, "none") as plain, open_engine(args, contract) as cached:
+    with open_engine(args, without) as plain, open_engine(args, with_cache) as cached:
         hits = snapshots = 0
         for turn in range(args.overhead + 1):
             for name, engine in (("none", plain), (contract, cached)):
