@@ -3,14 +3,13 @@
 Pure host logic: no plans, no device, no model. One batch is in flight at a time.
 """
 
-import heapq
-from collections import deque
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..layouts.errors import BatchError, RequestError
+from .advance import append_results, begin_next_steps
 from .batch import HostBatch
 from .batch import Request as Request
 from .blocks import BlockTables
@@ -19,7 +18,8 @@ from .limits import SchedulerLimits as SchedulerLimits
 from .limits import check_request
 from .pick import decode_batch, drafts_of, pick_chunks, pick_decodes, prefill_batch
 from .prefix_hooks import NoPrefix, PrefixHooks
-from .results import Ended, InFlight, StepResults, check_results
+from .results import Ended, InFlight, check_results
+from .room import Room
 from .table import DECODE, PHASE_NAMES, PREFILL, WAITING, SequenceTable
 
 
@@ -38,12 +38,7 @@ class Scheduler:
     preemption, starts again) at position 0, and its plans never reach below it; or, after a prefix
     hit, behind what is restored into the slot or counts as missing (prefix_planner.py).
 
-    With a paged pool (`num_blocks`) a request is admitted when there are blocks for its known
-    tokens, and one more for each running sequence; it holds them until it ends. A decode step takes
-    the blocks it grows into. Where too few are free, the sequence that was admitted last is
-    preempted, until they suffice; it goes to the head of the queue and is computed again. A
-    sequence gives way only to older ones, and the oldest can have the whole pool, which holds any
-    request that `submit` took: so the oldest always moves on, and all come to an end.
+    Slots, and the blocks of a paged pool, are given out and taken back in room.py.
 
     What ended stays readable (`tokens`, `state`) until its id is submitted again or `forget`.
     """
@@ -55,18 +50,12 @@ class Scheduler:
         self._draft_columns = limits.tokens_per_step - 1
         self._table = SequenceTable(self._draft_columns)
         self._row_of: dict[str, int] = {}
-        self._queue: deque[int] = deque()
-        self._free_slots = list(range(limits.num_state_slots))  # a heap: the lowest goes first
-        self.blocks: BlockTables | None = None
-        if limits.num_blocks is not None:
-            self.blocks = BlockTables(
-                limits.num_blocks, limits.block_size, limits.num_state_slots, limits.max_seq_len
-            )
+        self._room = Room(limits, self._table)
+        self.blocks: BlockTables | None = self._room.blocks
         self._prefix.bind(self.blocks)
         self._ended: dict[str, Ended] = {}
         self._in_flight: InFlight | None = None
         self._steps = 0
-        self._admissions = 0
         self._last_kind = "decode"
 
     @property
@@ -77,7 +66,7 @@ class Scheduler:
     @property
     def free_slots(self) -> int:
         """State slots that no sequence holds."""
-        return len(self._free_slots)
+        return self._room.free_slots
 
     @property
     def free_blocks(self) -> int | None:
@@ -87,7 +76,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a state slot, preempted ones included."""
-        return len(self._queue)
+        return len(self._room.queue)
 
     def submit(self, request: Request) -> None:
         """Put a request at the end of the queue.
@@ -114,7 +103,7 @@ class Scheduler:
         self._prefix.submitted(row, prompt, request.hash_ids)
         self._ended.pop(request.id, None)
         self._row_of[request.id] = row
-        self._queue.append(row)
+        self._room.queue.append(row)
         self.counters.submitted += 1
 
     def abort(self, id: str) -> None:
@@ -138,14 +127,14 @@ class Scheduler:
 
     def _send_back(self, row: int) -> None:
         table = self._table
-        self._release_slot(row)
+        self._room.release(row)
         self.counters.preempted += 1
         self.counters.recomputed_tokens += int(table.num_computed[row] - table.start[row])
         table.phase[row] = WAITING
         table.rewind(row)
         self._prefix.preempted(row)
         table.epoch[row] += 1
-        self._queue.appendleft(row)
+        self._room.queue.appendleft(row)
 
     def next_batch(self) -> HostBatch | None:
         """The next batch to run, or None where nothing can. Prefill and decode alternate when both
@@ -154,7 +143,7 @@ class Scheduler:
             raise BatchError(f"next_batch: batch {self._in_flight.batch.step} is not committed yet")
         table = self._table
         prefills = table.rows_in(PREFILL).tolist()
-        waiting = self._next_in_queue()
+        waiting = self._room.admissible()
         can_decode = bool(np.any(table.phase == DECODE))
         if (prefills or waiting) and (self._last_kind == "decode" or not can_decode):
             batch = self._prefill(prefills, waiting)
@@ -198,12 +187,12 @@ class Scheduler:
         dtypes and values; either changes nothing, the batch stays in flight.
         """
         flight = self._check_in_flight(batch)
-        table, rows = self._table, flight.batch.slots
+        table, batch, rows = self._table, flight.batch, flight.batch.slots
         live = table.epoch[rows] == flight.epochs
         more = table.max_tokens[rows] > table.num_tokens[rows]
-        due = live & flight.batch.is_last_chunk & more
+        due = live & batch.is_last_chunk & more
         results = check_results(
-            flight.batch,
+            batch,
             due,
             self._draft_columns,
             self.limits.vocab_size,
@@ -213,7 +202,12 @@ class Scheduler:
             finished,
         )
         self._in_flight = None
-        self._advance(flight.batch, live, due, results)
+        kept, appended = append_results(table, batch, live, due, results)
+        self.counters.drafts_accepted += kept
+        self.counters.output_tokens += appended
+        self._prefix.advanced(table, rows[live], (batch.seqlens_k - batch.seqlens_q)[live])
+        for row in begin_next_steps(table, batch, live, due, results):
+            self._end(row, "finished")
 
     def tokens(self, id: str) -> np.ndarray:
         """Prompt and generated tokens so far, int32 [n]; a copy. Raises RequestError."""
@@ -250,7 +244,8 @@ class Scheduler:
         prepare = partial(self._prefix.prepare, self._table)
         chosen = pick_chunks(self._table, prefills + waiting, self.limits, prepare)
         for row, _ in chosen[len(prefills) :]:
-            self._admit(row)
+            self._room.admit(row)
+            self._prefix.admitted(self._table, row)
         batch = prefill_batch(self._table, chosen, self._steps, self.blocks)
         self.counters.prefill_batches += 1
         self.counters.prefill_tokens += batch.num_tokens
@@ -267,80 +262,32 @@ class Scheduler:
     def _decode_rows(self) -> np.ndarray:
         """Rows of a decode batch, with blocks for its tokens. Empty where every decoding sequence
         was preempted; then prompts run that are older."""
-        rows = pick_decodes(self._table, self.limits)
+        table, limits = self._table, self.limits
+        rows = pick_decodes(table, limits)
         if self.blocks is None:
             return rows
         while rows.size:
-            if (ready := self._make_room(rows)).size:
+            seqlens = table.num_tokens[rows] + drafts_of(table, rows, limits)
+            if (ready := self._room.grow(rows, seqlens, self._give_way)).size:
                 return ready
-            rows = pick_decodes(self._table, self.limits)
+            rows = pick_decodes(table, limits)
         return rows
 
-    def _make_room(self, rows: np.ndarray) -> np.ndarray:
-        """The rows, oldest first, that have blocks for their next step; others were preempted."""
-        table, blocks, ready = self._table, self.blocks, []
-        seqlens = table.num_tokens[rows] + drafts_of(table, rows, self.limits)
-        for row, seqlen in zip(rows.tolist(), seqlens.tolist(), strict=True):
-            while table.state_id[row] >= 0:
-                state_id = int(table.state_id[row])
-                if blocks.missing(state_id, seqlen) <= blocks.num_free:
-                    blocks.grow(state_id, seqlen)
-                    ready.append(row)
-                    break
-                running = np.flatnonzero(table.state_id >= 0)
-                self._send_back(int(running[np.argmax(table.order[running])]))
-                self.counters.block_preemptions += 1
-        return np.array(ready, np.int64)
+    def _give_way(self, row: int) -> None:
+        self._send_back(row)
+        self.counters.block_preemptions += 1
 
     def _row(self, id: str, call: str) -> int:
         if not isinstance(id, str) or id not in self._row_of:
             raise RequestError(f"{call}: there is no request {id!r}")
         return self._row_of[id]
 
-    def _next_in_queue(self) -> list[int]:
-        """Waiting rows that could be admitted now, the first of them first."""
-        most = min(len(self._queue), len(self._free_slots), self.limits.max_prefill_seqs)
-        rows = [self._queue[i] for i in range(most)]
-        if self.blocks is None:
-            return rows
-        # A block for each running sequence is kept back: without, what is admitted now would soon
-        # be preempted again.
-        kept_back = self.limits.num_state_slots - len(self._free_slots)
-        free = self.blocks.num_free
-        for i, row in enumerate(rows):
-            free -= self.blocks.blocks_of(int(self._table.num_tokens[row]))
-            if free < kept_back + i:
-                return rows[:i]
-        return rows
-
-    def _admit(self, row: int) -> None:
-        table = self._table
-        head = self._queue.popleft()
-        assert head == row  # first come, first served
-        assert table.phase[row] == WAITING
-        table.phase[row] = PREFILL
-        table.state_id[row] = heapq.heappop(self._free_slots)
-        table.order[row] = self._admissions
-        self._admissions += 1
-        if self.blocks is not None:
-            self.blocks.grow(int(table.state_id[row]), int(table.num_tokens[row]))
-        self._prefix.admitted(table, row)
-
-    def _release_slot(self, row: int) -> None:
-        slot = int(self._table.state_id[row])
-        assert slot >= 0
-        assert slot not in self._free_slots
-        heapq.heappush(self._free_slots, slot)
-        if self.blocks is not None:
-            self.blocks.release(slot)
-        self._table.state_id[row] = -1
-
     def _end(self, row: int, state: str) -> None:
         table = self._table
         if table.phase[row] == WAITING:
-            self._queue.remove(row)
+            self._room.queue.remove(row)
         else:
-            self._release_slot(row)
+            self._room.release(row)
         id = table.ids[row]
         self._ended[id] = Ended(state, table.known(row).copy(), int(table.prompt_len[row]))
         del self._row_of[id]
@@ -362,33 +309,3 @@ class Scheduler:
                 f"commit: batch step={step} is not the one in flight, step={flight.batch.step}"
             )
         return flight
-
-    def _advance(
-        self, batch: HostBatch, live: np.ndarray, due: np.ndarray, results: StepResults
-    ) -> None:
-        """Move the live sequences of a batch on by what was computed and decided; live and due are
-        bool [num_seqs]."""
-        table, kept = self._table, results.accepted[live]
-        rows, due = batch.slots[live], due[live]
-        table.num_computed[rows] = batch.seqlens_k[live] - batch.num_drafts[live] + kept
-        # The kept drafts, then the next token; cut where the request's tokens end.
-        new = np.concatenate([table.drafts[rows], np.zeros((rows.shape[0], 1), np.int32)], axis=1)
-        new[np.arange(rows.shape[0]), kept] = results.next_tokens[live]
-        room = table.max_tokens[rows] - table.num_tokens[rows]
-        count = np.where(due, np.minimum(kept + 1, room), 0)
-        table.append(rows, new, count)
-        self.counters.drafts_accepted += int(kept.sum())
-        self.counters.output_tokens += int(count.sum())
-
-        self._prefix.advanced(table, rows, (batch.seqlens_k - batch.seqlens_q)[live])
-
-        full = batch.is_last_chunk[live] & (table.num_tokens[rows] == table.max_tokens[rows])
-        ends = full | results.finished[live]
-        goes_on = due & ~ends
-        going = rows[goes_on]
-        table.turn[going[table.phase[going] == PREFILL]] = batch.step
-        table.phase[going] = DECODE
-        table.drafts[going] = results.drafts[live][goes_on]
-        table.num_drafts[going] = results.num_drafts[live][goes_on]
-        for row in rows[ends].tolist():
-            self._end(row, "finished")
