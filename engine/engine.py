@@ -19,33 +19,26 @@ from ..layouts.errors import ArgumentError, BatchError
 from ..rawkernels.arrays import BF16, as_array, empty_like_backend, is_cuda
 from ..rawkernels.checks import check_flag
 from ..rawkernels.memory import load_memory, refuse_too_large
-from ..rawkernels.operations import load_operations
 from ..schedules.batch import Batch, HostBatch, Request, with_plans
 from ..schedules.scheduler import Scheduler
-from .activations import seeded_sinks
 from .attend_checks import (
     LSE_DTYPES,
     OUT_DTYPES,
-    activation_bits,
-    check_backend,
     check_result,
     check_sink,
     layer_of,
-    named_parts,
     refuse_unsupported,
 )
+from .attend_inputs import bring_activations
 from .backends import check_device_number, choose_backend
+from .batch_order import BatchOrder
 from .batches import build_batch, scheduler_limits
 from .decode_inputs import DecodeInputs, StepArrays, take_decode_inputs
-from .finite import check_finite_bits
-from .nvtx_ranges import load_ranges
-from .paged_pool import take_paged
 from .prefix_cache import open_prefix
-from .slab import take_slab
+from .startup import take_tools, upload_sink
 from .state_reset import reset_states, take_reset
-from .step import StepTools, attend_layer
-from .watch import Watch
-from .workspace import engine_sizes, plan_keys, take_run_buffers, take_workspace
+from .step import attend_layer
+from .workspace import engine_sizes, plan_keys, take_run_buffers
 
 
 class Engine:
@@ -82,33 +75,17 @@ class Engine:
         self.check_finite = check_finite
         self.memory = load_memory(self.backend, device, stream)
         with self.memory.scope():
-            slab = take_slab(cfg.slot_layout, self.sizes.slab_bytes, self.memory)
-            slots = self.sizes.num_state_slots
-            paged = take_paged(cfg, self.sizes.paged, slots, self.memory, self.backend)
-            workspace = take_workspace(cfg, self.sizes, self.memory)
+            self.tools = take_tools(cfg, self.sizes, self.memory, self.backend)
             self._reset = take_reset(cfg.slot_layout, self.memory)
             self.prefix, planner = open_prefix(cfg, self.memory, self.backend)
-            self._sinks = [self._upload_sink(sink) for sink in seeded_sinks(cfg)]
-        self.tools = StepTools(
-            ops=load_operations(self.backend),
-            layout=cfg.slot_layout,
-            slab=slab,
-            workspace=workspace,
-            sinks=self._sinks,
-            watch=Watch(load_ranges(), self.memory),
-            stream=None,  # the current one: `memory.scope` makes the engine's own current
-            paged=paged,
-        )
-        self.scheduler = Scheduler(scheduler_limits(cfg, slots), planner)
+        limits = scheduler_limits(cfg, self.sizes.num_state_slots)
+        self.scheduler = Scheduler(limits, planner)
         self._run_buffers = None
         self._decode_inputs: DecodeInputs | None = None
         # `run` sets it: decode batches then come in the fixed buffers, padded, and their plans are
         # there once `fill_plans` has run.
         self.fixed_decodes = False
-        self.open_step: StepArrays | None = None  # the open batch in the fixed buffers, if it is
-        self._open: tuple[Any, Batch] | None = None  # the scheduler's batch and ours
-        self._attended: set[int] = set()
-        self._missing: dict[int, set[int]] = {}  # layer: state ids that lack records of it
+        self._order = BatchOrder(len(cfg.layers))
         self._closed = False
 
     def __enter__(self) -> "Engine":
@@ -121,9 +98,9 @@ class Engine:
         """Lets go of the engine's memory; twice is nothing. Results stay valid."""
         if self.prefix is not None and not self._closed:
             self.prefix.close()
-        self._closed, self._open = True, None
-        self._run_buffers = self._reset = self.tools = None
-        self._decode_inputs = self.open_step = None
+        self._closed = True
+        self._order.close()
+        self._run_buffers = self._decode_inputs = self._reset = self.tools = None
 
     @property
     def slab(self) -> Any:
@@ -135,6 +112,11 @@ class Engine:
     def done(self) -> bool:
         """True where no request waits, runs or is preempted."""
         return self.scheduler.done
+
+    @property
+    def open_step(self) -> StepArrays | None:
+        """The open decode batch in the fixed buffers, where it is there."""
+        return self._order.step
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises RequestError, and queues nothing, for an empty or negative
@@ -173,9 +155,9 @@ class Engine:
             self.prefix.check_idle("set_sink", self.done)
         with self.memory.scope():
             host = self.memory.to_host(array) if is_cuda(array) else array
-            self._sinks[layer] = self._upload_sink(host)
+            self.tools.sinks[layer] = upload_sink(self.memory, host)
             if self.prefix is not None:
-                self.prefix.set_sinks(self._sinks)
+                self.prefix.set_sinks(self.tools.sinks)
 
     def next_batch(self) -> Batch | None:
         """The next prefill or decode batch with its plans, or None where nothing can run now.
@@ -183,10 +165,7 @@ class Engine:
         Raises BatchError while the last batch is not committed.
         """
         self._check_alive()
-        if self._open is not None:
-            raise BatchError(
-                f"next_batch: batch {self._open[1].step} is not committed; call commit first"
-            )
+        self._order.check_none_open()
         ranges = self.tools.watch.ranges
         with ranges.span("next_batch"), self.memory.scope():
             host = self.scheduler.next_batch()
@@ -198,11 +177,7 @@ class Engine:
             reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
             if self.prefix is not None:
                 self.prefix.before_step(self.tools)
-        for states in self._missing.values():
-            states.difference_update(fresh.tolist())
-        self._missing = {layer: states for layer, states in self._missing.items() if states}
-        self._open = (host, batch)
-        self._attended = set()
+        self._order.open(host, batch)
         return batch
 
     def padded(self, batch: Batch) -> Batch:
@@ -221,9 +196,10 @@ class Engine:
         with self.memory.scope():
             if self.memory.capturing():
                 raise BatchError("padded: call it before the capture; it uploads the batch")
-            self.open_step = self.decode_inputs().upload(self._open[0])
-            self._decode_inputs.replay_plans(self.open_step)
-        return self.open_step.batch
+            step = self.decode_inputs().upload(self._order.host)
+            self._order.step = step
+            self._decode_inputs.replay_plans(step)
+        return step.batch
 
     def replayed(self, batch: Batch, layers: Any = None) -> None:
         """Notes that a captured graph has attended `layers` (all of them where left out) of the
@@ -235,9 +211,9 @@ class Engine:
             raise ArgumentError(f"replayed: layers={layers!r} but must be layer ids") from None
         for layer in () if layers is None else named:
             layer_of(self.cfg, layer)
-        for layer in self._missing.keys() & set(named):
-            self._check_order(layer, again=True)
-        self._attended.update(named)
+        for layer in named:
+            self._order.check_layer(layer, again=True)
+        self._order.attended(named)
 
     def attend(
         self, layer: int, batch: Batch, q: Any, kv: Any, out: Any = None, lse: Any = None
@@ -258,8 +234,8 @@ class Engine:
         config = layer_of(self.cfg, layer)
         self._check_open("attend", batch)
         with self.memory.scope():
-            self._check_order(layer, again=self.memory.capturing())
-            q, kv = self._activations(layer, batch, q, kv)
+            self._order.check_layer(layer, again=self.memory.capturing())
+            q, kv = bring_activations(self, layer, batch, q, kv)
             if out is None:
                 out = empty_like_backend(q.shape, BF16, q)
             if lse is None:
@@ -268,7 +244,7 @@ class Engine:
             check_result("out", out, q.shape, OUT_DTYPES, self.backend)
             check_result("lse", lse, q.shape[:2], LSE_DTYPES, self.backend)
             attend_layer(self.tools, config, batch, q, kv, out, lse)
-        self._attended.add(layer)
+        self._order.attended([layer])
         return out
 
     def commit(
@@ -291,16 +267,13 @@ class Engine:
         as a token outside the vocabulary (the batch stays open then).
         """
         self._check_open("commit", batch)
-        host, _ = self._open
         with self.tools.watch.ranges.span("commit"):
-            self.scheduler.commit(host, accepted, next_tokens, drafts, finished)
-        for layer in range(len(self.cfg.layers)):
-            if layer not in self._attended:
-                self._missing.setdefault(layer, set()).update(batch.state_ids.tolist())
+            self.scheduler.commit(self._order.host, accepted, next_tokens, drafts, finished)
+        lacking = self._order.lacking()
         if self.prefix is not None:
             with self.memory.scope():
-                self.prefix.after_step(self.tools, set().union(*self._missing.values()))
-        self._open = self.open_step = None
+                self.prefix.after_step(self.tools, lacking)
+        self._order.close()
 
     def run(self, trace: Any = None, **options: Any) -> dict:
         """Replays a trace and returns the report. `trace`: a path, a list of `Request` or
@@ -338,63 +311,14 @@ class Engine:
             paged.sync(self.scheduler.blocks, host)
         if host.kind == "prefill" or not self.fixed_decodes:
             return build_batch(self.cfg, host, self.tools.workspace.staging, self.backend, paged)
-        self.open_step = self.decode_inputs().upload(host)
-        padded = self.open_step.batch
+        self._order.step = self.decode_inputs().upload(host)
+        padded = self._order.step.batch
         return with_plans(host, padded.plans, padded.on_device)
-
-    def _activations(self, layer: int, batch: Batch, q: Any, kv: Any) -> tuple[Any, Any]:
-        """q and kv as bf16 bits on the engine's device, checked."""
-        tokens = batch.num_tokens
-        q, kv = activation_bits(self.cfg, tokens, q, kv)
-        parts = named_parts(q, kv)
-        for name, array in parts:
-            check_backend(name, array, self.backend)
-            if self.check_finite:
-                check_finite_bits(
-                    self.memory.to_host(array), f"layer {layer}, step {batch.step}: {name}"
-                )
-        if self.backend != "cuda" or is_cuda(q):
-            return q, kv
-        room_q, room_kv, _ = self.run_buffers().first(tokens)
-        for (_, target), (_, source) in zip(named_parts(room_q, room_kv), parts, strict=True):
-            self.memory.upload(target, source)
-        return room_q, room_kv
 
     def _check_open(self, call: str, batch: Batch) -> None:
         self._check_alive()
-        if self._open is None:
-            raise BatchError(f"{call}: no batch is open; call next_batch first")
-        padded = None if self.open_step is None else self.open_step.batch
-        is_padded = batch is padded and padded is not None and call != "commit"
-        if batch is not self._open[1] and not is_padded:
-            step = getattr(batch, "step", None)
-            raise BatchError(
-                f"{call}: batch {step} is not the open one ({self._open[1].step}); a batch is used "
-                "until it is committed, and never after"
-            )
-
-    def _check_order(self, layer: int, *, again: bool) -> None:
-        """`again`: a layer that was attended already may be so once more: what it stores is the
-        same, and a capture stores nothing."""
-        batch = self._open[1]
-        if layer in self._attended and not again:
-            raise BatchError(f"attend: layer {layer} was attended already in batch {batch.step}")
-        lacking = self._missing.get(layer)
-        if lacking and (hit := lacking.intersection(batch.state_ids.tolist())):
-            row = batch.state_ids.tolist().index(min(hit))
-            raise BatchError(
-                f"attend: layer {layer} was left out of an earlier batch of request "
-                f"{batch.request_ids[row]!r}, so its records are missing; attend every layer of "
-                "every batch"
-            )
+        self._order.check_open(call, batch)
 
     def _check_alive(self) -> None:
         if self._closed:
             raise BatchError("the engine is closed; make a new one")
-
-    def _upload_sink(self, sink: np.ndarray | None) -> Any:
-        if sink is None:
-            return None
-        array = self.memory.empty(sink.shape, np.float32)
-        self.memory.upload(array, sink)
-        return array
