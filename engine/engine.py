@@ -71,7 +71,7 @@ class Engine:
         refuse_unsupported(cfg)
         self.cfg = cfg
         self.backend = choose_backend(backend, check_device_number(device))
-        self.sizes = engine_sizes(cfg, num_state_slots)
+        self.sizes = engine_sizes(cfg, num_state_slots, on_gpu=self.backend == "cuda")
         self.check_finite = check_finite
         self.memory = load_memory(self.backend, device, stream)
         with self.memory.scope():
@@ -293,8 +293,9 @@ class Engine:
         """Fixed buffers of decode steps, taken at the first call."""
         if self._decode_inputs is None:
             sizes, memory = self.sizes, self.memory
-            what = "fixed inputs of decode steps"
-            refuse_too_large(what, sizes.decode_bytes, memory.free_bytes()[0], memory.place)
+            what, asked = "fixed inputs of decode steps", sizes.decode_bytes
+            asked += sizes.scratch.prefill_bytes  # the pool has it back between layers
+            refuse_too_large(what, asked, memory.free_bytes()[0], memory.place)
             self._decode_inputs = take_decode_inputs(
                 plan_keys(self.cfg, "decode"),
                 sizes.max_decode_seqs,

@@ -13,6 +13,7 @@ from ..schedules.batch import PlanKey
 from .decode_inputs import BUFFER_ALIGN, decode_input_bytes
 from .paged_pool import PagedSizes, paged_sizes
 from .prefix_cache import prefix_buffer_bytes
+from .scratch import ScratchSizes, scratch_sizes
 from .slab import slab_bytes
 
 DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
@@ -34,6 +35,7 @@ class EngineSizes:
     run_bytes       q, kv and out of a batch, and token digests; taken by `run` only, or when a
                     caller hands host arrays to an engine on a GPU
     paged           the paged pool and what works on it
+    scratch         what kernels take of a GPU while they run
     """
 
     num_state_slots: int
@@ -48,6 +50,7 @@ class EngineSizes:
     snapshot_bytes: int
     run_bytes: int
     paged: PagedSizes
+    scratch: ScratchSizes
 
     @property
     def max_tokens(self) -> int:
@@ -65,23 +68,28 @@ class EngineSizes:
             + self.run_bytes
             + self.paged.pool_bytes
             + self.paged.work_bytes
+            + self.scratch.total_bytes
         )
 
     def describe(self) -> str:
         """One line for people: what is taken, and for what."""
         rest = self.joint_bytes + self.lse_bytes + self.staging_bytes + self.decode_bytes
-        rest += self.paged.work_bytes
+        rest += self.snapshot_bytes + self.paged.work_bytes
         pool = f"paged pool {self.paged.pool_bytes:,} B, " if self.paged.pool_bytes else ""
-        rest += self.snapshot_bytes
+        scratch = self.scratch.total_bytes
+        kernels = f", scratch of kernels {scratch:,} B" if scratch else ""
         return (
             f"{self.total_bytes:,} B: slab {self.slab_bytes:,} B "
             f"({self.num_state_slots} state slots), {pool}workspace {rest:,} B, "
-            f"run buffers {self.run_bytes:,} B"
+            f"run buffers {self.run_bytes:,} B{kernels}"
         )
 
 
-def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes:
-    """Sizes of an engine for `cfg`, with `num_state_slots` in place of the configured number.
+def engine_sizes(
+    cfg: Config, num_state_slots: int | None = None, *, on_gpu: bool = True
+) -> EngineSizes:
+    """Sizes of an engine for `cfg`, with `num_state_slots` in place of the configured number; on a
+    host kernels take no scratch.
 
     Raises ArgumentError for a number of state slots below 1.
     """
@@ -101,6 +109,10 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
     heads, head_dim = cfg.num_q_heads, cfg.head_dim
     vectors = 2 * heads + cfg.layers[0].record_format.num_vectors  # q, out, and kv or k and v
     bf16 = 2  # bytes
+    paged = paged_sizes(cfg, slots)
+    scratch = ScratchSizes()
+    if on_gpu:
+        scratch = scratch_sizes(cfg, paged, prefill_seqs, longest, decode_seqs)
     return EngineSizes(
         num_state_slots=slots,
         max_decode_seqs=decode_seqs,
@@ -113,7 +125,8 @@ def engine_sizes(cfg: Config, num_state_slots: int | None = None) -> EngineSizes
         decode_bytes=decode_input_bytes(plan_keys(cfg, "decode"), decode_seqs, cfg.tokens_per_step),
         snapshot_bytes=0 if cfg.prefix is None else prefix_buffer_bytes(cfg),
         run_bytes=tokens * vectors * head_dim * bf16 + digest_tokens(tokens) * 8,
-        paged=paged_sizes(cfg, slots),
+        paged=paged,
+        scratch=scratch,
     )
 
 
@@ -189,10 +202,11 @@ class RunBuffers:
 
 
 def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace:
-    """The workspace of an engine; raises DeviceMemoryError where it does not fit."""
+    """The workspace of an engine; raises DeviceMemoryError where it does not fit, or would leave no
+    room for what kernels take."""
     refuse_too_large(
         "engine workspace",
-        sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes,
+        sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + sizes.scratch.step_bytes,
         memory.free_bytes()[0],
         memory.place,
     )
@@ -206,7 +220,8 @@ def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace
 
 def take_run_buffers(cfg: Config, sizes: EngineSizes, memory: Memory) -> RunBuffers:
     """The buffers of a run; raises DeviceMemoryError where they do not fit."""
-    refuse_too_large("run buffers", sizes.run_bytes, memory.free_bytes()[0], memory.place)
+    asked = sizes.run_bytes + sizes.scratch.prefill_bytes  # the pool has it back between layers
+    refuse_too_large("run buffers", asked, memory.free_bytes()[0], memory.place)
     rows, heads, head_dim = sizes.max_tokens, cfg.num_q_heads, cfg.head_dim
     if cfg.latent:
         kv = memory.empty((rows, head_dim), np.uint16)

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from ..engine.backends import BACKEND_CHOICES
+from ..engine.backends import BACKEND_CHOICES, check_device_number, choose_backend
 from ..engine.engine import Engine
 from ..engine.output_files import check_output_path, check_separate_files
 from ..engine.progress import open_progress
@@ -69,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
     picture = None if args.timeline is None else picture_path(args.timeline)
     check_files(args, picture)
     cfg = load_config(args.config, overrides=tuple(args.overrides))
-    sizes = engine_sizes(cfg)
+    backend = choose_backend(args.backend, check_device_number(args.device))
+    sizes = engine_sizes(cfg, on_gpu=backend == "cuda")
     _say(f"{cfg.name}: takes {sizes.describe()}")
-    with Engine(cfg, args.backend, device=args.device, check_finite=args.check_finite) as engine:
+    with Engine(cfg, backend, device=args.device, check_finite=args.check_finite) as engine:
         hint = "; kernels compile at first use" if engine.backend == "cpu" else ""
         _say(f"backend {engine.backend} on {engine.memory.place}{hint}")
         report, faults, missing = _replay(engine, args)

@@ -1,0 +1,108 @@
+"""What kernels take of a GPU beside their arguments is stated before: the launchers' own sums."""
+
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ringslab as rs
+from ringslab.engine.decode_inputs import step_sizes
+from ringslab.engine.scratch import ScratchSizes
+from ringslab.engine.workspace import engine_sizes, take_run_buffers, take_workspace
+from ringslab.errors import DeviceMemoryError
+from ringslab.rawkernels.cuda import gqa_workspace, window_prefill_gqa
+from ringslab.rawkernels.memory import load_memory
+
+TINY = Path(__file__).with_name("tiny_hybrid.yaml")
+GROUPED = ("gemma2_27b", "gemma3_27b", "gpt_oss_120b", "mistral_7b", "quickstart_hybrid", TINY)
+
+
+@pytest.fixture
+def host_pool(monkeypatch):
+    """Launchers that take their memory from NumPy; it is not touched."""
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=np.empty, zeros=np.zeros))
+    monkeypatch.setattr(window_prefill_gqa, "cupy_stream", lambda stream: nullcontext())
+
+
+def padded(array):
+    return -(-array.nbytes // 512) * 512  # rounded up to what CuPy's pool gives
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_prefill_takes_what_was_stated(name, host_pool):
+    """The largest batch of each model, of all sequences and the whole token budget: bytes of the
+    arrays that the launcher takes for its largest layer."""
+    cfg = rs.load_config(name)
+    sizes = engine_sizes(cfg)
+    seqs = min(cfg.engine.max_prefill_seqs, sizes.num_state_slots)
+    lengths = [sizes.prefill_tokens - seqs + 1] + [1] * (seqs - 1)
+    taken = []
+    for layer in cfg.layers:
+        if layer.kind == "swa":
+            ends = [layer.ring_len + length for length in lengths]
+            window = {"window": layer.window, "ring_len": layer.ring_len}
+            plan = rs.plan_prefill(list(range(seqs)), lengths, ends, **window)
+            scratch = window_prefill_gqa.take_scratch(plan, layer.record_format, None)
+            taken.append(sum(map(padded, scratch)))
+    assert sizes.scratch.prefill_bytes == max(taken)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("gpt_oss_120b", True), ("mistral_7b", True), (TINY, False)]
+)
+def test_partial_sums_are_those_of_the_launcher(name, parts, host_pool):
+    """64 MiB and the counters where a key list is longer than a part of 256, and once more for each
+    captured step; rings of 11 and 256 tokens of pages have one part."""
+    cfg = rs.load_config(name)
+    sizes = engine_sizes(cfg)
+    assert sizes.scratch.partial_bytes == parts * sum(map(padded, gqa_workspace._make()))
+    graphs = len(step_sizes(sizes.max_decode_seqs, cfg.tokens_per_step))
+    assert sizes.scratch.graph_bytes == graphs * sizes.scratch.partial_bytes
+
+
+def test_of_the_small_model():
+    """3 prefill sequences with 4 keys of history and 32 tokens, 2 heads of 64: K and V of 44 keys,
+    11,264 B each, and two arrays of 5 ints, 512 B of the pool each."""
+    cfg = rs.load_config(TINY)
+    assert (cfg.engine.max_prefill_seqs, cfg.engine.token_budget) == (3, 32)
+    assert engine_sizes(cfg).scratch == ScratchSizes(prefill_bytes=2 * 11_264 + 2 * 512)
+
+
+def test_scratch_is_part_of_the_sum():
+    """It is in the total and said apart; a host has none, nor have latent layers."""
+    cfg = rs.load_config("mistral_7b")
+    gpu, host = engine_sizes(cfg), engine_sizes(cfg, on_gpu=False)
+    assert host.scratch == ScratchSizes()
+    assert gpu.total_bytes - host.total_bytes == gpu.scratch.total_bytes > 700_000_000
+    assert f"scratch of kernels {gpu.scratch.total_bytes:,} B" in gpu.describe()
+    assert "scratch" not in host.describe()
+    assert engine_sizes(rs.load_config("deepseek_v4_1_flash")).scratch == ScratchSizes()
+    with rs.Engine(rs.load_config(TINY), "cpu") as engine:
+        assert engine.sizes.scratch == ScratchSizes()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_memory_that_has_no_room_for_scratch_is_refused(missing):
+    """Free to the byte: the arrays and the scratch fit; a byte less is refused with both sums, in
+    the workspace and in the buffers of a run."""
+    cfg = rs.load_config(TINY)
+    sizes = engine_sizes(cfg)
+    sizes = replace(sizes, scratch=replace(sizes.scratch, partial_bytes=1000))
+    scratch = sizes.scratch.prefill_bytes
+    workspace = sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + scratch + 1000
+    for take, asked in (
+        (take_workspace, workspace),
+        (take_run_buffers, sizes.run_bytes + scratch),
+    ):
+        free = asked - missing
+        memory = replace(load_memory("cpu"), free_bytes=lambda free=free: (free, free))
+        if missing:
+            says = rf"needs {asked:,} bytes but {free:,} are free"
+            with pytest.raises(DeviceMemoryError, match=says):
+                take(cfg, sizes, memory)
+        else:
+            take(cfg, sizes, memory)
