@@ -16,8 +16,8 @@ from ringslab.engine.traces import TraceEntry
 from ringslab.errors import ArgumentError, BatchError
 from ringslab.rawkernels.memory import load_memory
 from ringslab.schedules.plan_decode import build_decode_plan
+from ringslab.tools.drawing.timeline import draw_timeline
 from ringslab.tools.main import main
-from ringslab.tools.timeline import draw_timeline
 
 TRACE = [TraceEntry(f"r{i}", 3 + 11 * i, (7, 9, 1, 20)[i], 0.0) for i in range(4)]
 

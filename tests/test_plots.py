@@ -8,7 +8,9 @@ from engine_runs import tiny
 import ringslab as rs
 from ringslab.engine.traces import TraceEntry
 from ringslab.errors import ArgumentError
-from ringslab.tools.plots import check_plot_path, write_contracts, write_plots
+from ringslab.tools.drawing.figure import check_plot_path
+from ringslab.tools.drawing.prefix import write_contracts
+from ringslab.tools.drawing.run import write_plots
 
 TRACE = [TraceEntry(f"r{i}", 20, 5, 0.01 * i, (1, 2 + i % 2, 9), 8) for i in range(4)]
 

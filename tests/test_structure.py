@@ -44,6 +44,8 @@ def write_tree(root: Path, files: dict[str, str]) -> Path:
         ("rawkernels/reference/a.py", "from .. import cpu\n", "imports backend cpu"),
         ("engine/a.py", "from ringslab.layouts import sizes\n", "absolute import of ringslab"),
         ("tools/a.py", "from .. import load_config\n", "imports load_config from the root"),
+        ("tools/drawing/a.py", "from ..plot_cmd import run\n", "tools/drawing/ imports tools.plot"),
+        ("tools/drawing/a.py", "from .b import f\nfrom ...engine.c import g\n", None),
         ("tests/x.py", "", None),
         ("tools/a.py", "from .. import __version__\nfrom ..engine.run import run\n", None),
         ("rawkernels/cuda/a.py", "from numba import njit\nfrom ..device.module import f\n", None),

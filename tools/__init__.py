@@ -1,1 +1,1 @@
-"""Command line, kernel report, checks, benchmarks."""
+"""Command line, kernel report, checks, benchmarks, pictures."""

@@ -13,7 +13,8 @@ from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
 from .bench.runs import AXES, OPERATIONS, REPEATS, SMOKE_REPEATS, Wish, run_benches
 from .command import attempt, keep_report, raise_faults
-from .plots import check_plot_path
+from .drawing.bench import save_plot
+from .drawing.figure import check_plot_path
 
 DESCRIPTION = """Checks each operation against the reference, then times it: median and spread, GB/s
 and TFLOP/s from counted bytes and FLOPs, and the floor from the copy and matrix rates measured in
@@ -82,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         wish = replace(wish, axes=_axes_of_config(cfg) | wish.axes)
     backend = choose_backend(args.backend, args.device)
     check_separate_files("bench", {"CONFIG": args.config, "--out": args.out, "--plot": args.plot})
-    plot = _load_plot(args.plot) if args.plot else None
+    if args.plot:
+        check_plot_path(args.plot)
+        _check_output(args.plot)
     if args.peers:
         _require_peers(backend)
     faults: list[str] = []
@@ -90,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     report = run_benches(backend, args.device, cfg, wish, _tell, save)
     if faults:
         faults.append(keep_report(report, args.out, printed=args.json))
-    if plot is not None:
-        attempt(faults, plot, report, args.plot)
+    if args.plot:
+        attempt(faults, save_plot, report, args.plot)
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -158,17 +161,6 @@ def _require_peers(backend: str) -> None:
         raise ArgumentError(f"bench: --peers needs a GPU, but the backend is {backend}")
     if load_torch() is None:
         raise ArgumentError("bench: --peers needs PyTorch with CUDA; it is not installed here")
-
-
-def _load_plot(path: str) -> Any:
-    """The plot function; told before the measuring where matplotlib is not there, or the picture
-    cannot be written."""
-    from .bench.plot import load_pyplot, save_plot
-
-    load_pyplot()
-    check_plot_path(path)
-    _check_output(path)
-    return save_plot
 
 
 def _saver(out: str | None, faults: list[str]) -> Any:

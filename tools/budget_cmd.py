@@ -17,8 +17,8 @@ from ..layouts.budget import (
 )
 from ..layouts.config import load_config
 from ..layouts.errors import ArgumentError
-from .budget_plot import write_plot
 from .command import add_overrides
+from .drawing.budget import write_plot
 
 DESCRIPTION = """Bytes of one sequence by the formula (all layers global, and as the model has its
 windows), and what is really taken: rings with padding and decode-step tokens, pages in whole

@@ -61,8 +61,9 @@ def sources(root: Path, *suffixes: str, folders: Iterable[str] = FOLDERS) -> Ite
 
 
 def check_imports(root: Path) -> Iterator[str]:
-    """Imports go one way, down the layers, and are relative; backends do not meet; CuPy, Numba and
-    CUDA stay in rawkernels/, and nothing of the GPU loads with a module."""
+    """Imports go one way, down the layers, and are relative; backends do not meet, and drawings
+    know no command; CuPy, Numba and CUDA stay in rawkernels/, and nothing of the GPU loads with a
+    module."""
     for path in sources(root, ".py", folders=LAYERS):
         where = path.relative_to(root)
         home = where.parts[:-1]
@@ -84,7 +85,7 @@ def _import_fault(item: Import, home: tuple[str, ...]) -> str | None:
     if not item.relative:
         return "absolute import of ringslab; write it relative (from ..layouts import ...)"
     if folder is None or top == folder:
-        return _backend_fault(item, home)
+        return _backend_fault(item, home) or _drawing_fault(item, home)
     if top in LAYERS and top not in LAYERS[folder]:
         return f"{folder}/ imports {top}/, which lies above it"
     if top not in LAYERS and top not in ROOT_NAMES:
@@ -97,6 +98,12 @@ def _backend_fault(item: Import, home: tuple[str, ...]) -> str | None:
     target = item.parts[1] if len(item.parts) > 1 else None
     if backend in BACKENDS and target in BACKENDS and target != backend:
         return f"backend {backend} imports backend {target}; share through rawkernels/ or layouts/"
+    return None
+
+
+def _drawing_fault(item: Import, home: tuple[str, ...]) -> str | None:
+    if home[:2] == ("tools", "drawing") and item.parts[:2] != home[:2]:
+        return f"tools/drawing/ imports {'.'.join(item.parts)}; a command hands over what is drawn"
     return None
 
 

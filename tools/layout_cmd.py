@@ -12,13 +12,13 @@ from ..layouts.config_types import Config, LayerConfig
 from ..layouts.formats import RecordFormat
 from ..layouts.slots import Ring
 from .command import add_overrides
+from .drawing.layout import PARTS, part_of, write_layout
 
 DESCRIPTION = """Print every ring of a state slot with its offset and size, the layers of a block of
 the paged pool, and the fields of each record."""
 EXAMPLE = "ringslab layout deepseek_v4_1_flash.yaml --svg slot.svg"
 MIN_COLUMNS = 100  # the table needs this much; a narrower terminal wraps its lines
 PICTURE_CELLS = 86
-PARTS = ("stored", "not stored", "compression state")
 PART_MARKS = "█▒░"
 ASCII_PART_MARKS = "#=."  # for a terminal or pipe that is not UTF-8
 
@@ -38,8 +38,6 @@ def run(args: argparse.Namespace) -> int:
     check_separate_files("layout", {"CONFIG": args.config, "--svg": args.svg})
     config = load_config(args.config, tuple(args.overrides))
     if args.svg is not None:
-        from .layout_svg import write_layout
-
         write_layout(config, args.svg)
     if args.json:
         print(json.dumps(layout_dict(config), indent=2))
@@ -161,13 +159,6 @@ def print_layout(config: Config) -> None:
     pool = [] if config.paged_layout is None else ["", *pool_picture(config)]
     for line in [*slot_picture(config, marks), *pool, "", *record_pictures(config)]:
         console.print(line, markup=False, soft_wrap=True)
-
-
-def part_of(ring: Ring) -> str:
-    """Which of the three PARTS of a slot a ring lies in."""
-    if ring.kind == "compression":
-        return "compression state"
-    return "stored" if ring.stored else "not stored"
 
 
 def slot_picture(config: Config, marks: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..engine.output_files import check_output_path, check_separate_files
 from ..layouts.errors import ArgumentError
-from .plots import SUFFIXES, check_plot_path
+from .drawing.figure import SUFFIXES, check_plot_path
 
 DESCRIPTION = """Draws what a command reported as JSON. Needs matplotlib (pip install
 'ringslab[plot]'), but for timelines."""
@@ -95,9 +95,10 @@ def _has_contracts(report: dict[str, Any]) -> bool:
 
 
 def _kinds() -> tuple[Kind, ...]:
-    from .bench.plot import save_plot
-    from .plots import write_contracts, write_plots
-    from .timeline import write_picture
+    from .drawing.bench import save_plot
+    from .drawing.prefix import write_contracts
+    from .drawing.run import write_plots
+    from .drawing.timeline import write_picture
 
     return (
         Kind(

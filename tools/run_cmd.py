@@ -14,9 +14,10 @@ from ..engine.workspace import engine_sizes
 from ..layouts.config import load_config
 from ..layouts.errors import ReportError
 from .command import add_overrides, attempt, keep_report, raise_faults
+from .drawing.figure import check_plot_path
+from .drawing.run import write_plots
+from .drawing.timeline import write_picture
 from .main import EXIT_INTERRUPTED
-from .plots import check_plot_path, write_plots
-from .timeline import write_picture
 
 DESCRIPTION = "Replay a request trace. Ctrl-C ends it after the step at hand, with a report."
 EXAMPLE = """ringslab run quickstart.yaml --verify

@@ -1,16 +1,12 @@
 """A run's report as a picture: waiting and token times, slots over time, and what the prefix cache
-gave. Needs matplotlib (`pip install 'ringslab[plot]'`)."""
+gave."""
 
-import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..engine.output_files import write_whole
-from ..layouts.errors import ArgumentError
+from .figure import new_figure, save_figure
 
-SUFFIXES = (".png", ".svg", ".pdf")
 TIMES = {
     "queue_s": "in the queue",
     "first_token_s": "to the first token",
@@ -18,33 +14,9 @@ TIMES = {
 }
 
 
-def check_plot_path(path: str) -> None:
-    """Raises ArgumentError for another kind of file, or where matplotlib is missing."""
-    if Path(path).suffix.lower() not in SUFFIXES:
-        raise ArgumentError(f"--plot {path} but must end in {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ArgumentError(
-            f"a picture needs matplotlib ({error}); pip install 'ringslab[plot]'"
-        ) from None
-
-
-def save_figure(figure: Any, path: str | Path, **options: Any) -> None:
-    """Writes a figure of matplotlib, in the format of the path's suffix. Raises OSError where it
-    cannot be written; the file that was there stays then."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=Path(path).suffix.lower()[1:], **options)
-    write_whole(path, picture.getvalue())
-
-
 def write_plots(report: dict[str, Any], path: str) -> None:
     """Draws a report (docs/running.md) into one file, four panels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, 8)
     panels = figure.subplots(2, 2)
     _draw_times(panels[0, 0], report)
     _draw_occupancy(panels[0, 1], report)
@@ -113,39 +85,3 @@ def _draw_bytes(axes: Any, report: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("MB")
     axes.set_title("Bytes")
-
-
-def write_contracts(report: dict[str, Any], path: str) -> None:
-    """Draws the side-by-side report of `ringslab prefix` into one file, four panels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2)
-    rows = report["rows"]
-    names = [row["contract"] for row in rows]
-    panels[0, 0].bar(names, [row["seconds"] for row in rows])
-    panels[0, 0].set_title("Seconds")
-    panels[0, 1].bar(names, [row["computed_tokens"] for row in rows], label="computed")
-    panels[0, 1].bar(names, [row["replayed_tokens"] for row in rows], label="replayed")
-    panels[0, 1].set_title("Tokens")
-    panels[0, 1].legend()
-    panels[1, 0].bar(names, [row["hit_blocks"] for row in rows], label="hit")
-    best = max(row["best_blocks"] or 0 for row in rows)
-    panels[1, 0].axhline(best, color="0.6", linestyle=":", label="best possible on this trace")
-    # The run without a cache counts in blocks of the trace, the others in those of the cache.
-    panels[1, 0].set_title(f"Prompt blocks, of {rows[-1]['prompt_blocks']:,}")
-    panels[1, 0].legend(loc="lower left")
-    for offset, part in ((-0.2, "stored_layers"), (0.2, "rebuilt_layers")):
-        largest = [row["difference"][part]["largest"] for row in rows]
-        at = np.arange(len(rows)) + offset
-        panels[1, 1].bar(at, largest, width=0.4, label=part.replace("_", " "))
-    panels[1, 1].set_xticks(range(len(rows)), names)
-    panels[1, 1].set_title(f"Largest difference of an output to {names[0]}")
-    panels[1, 1].legend()
-    for axes in panels.flat:
-        axes.set_ylim(bottom=0)
-    panels[1, 0].set_ylim(top=max(1, 1.1 * best))  # the line of the best, not on the frame
-    figure.suptitle(f"{report['model']} on {report['backend']}: {report['requests']:,} requests")
-    save_figure(figure, path)

@@ -1,37 +1,24 @@
-"""A picture of a benchmark report: time against batch or length. Needs the extra `plot`."""
+"""A picture of a benchmark report: time against batch or length."""
 
 from typing import Any
 
-from ...layouts.errors import BackendError
-from ..plots import save_figure
+from ...layouts.errors import ArgumentError
+from .figure import new_figure, save_figure
 
 LENGTH_AXES = ("sequences", "tokens", "rows")  # the one with most values is drawn along x
 COLUMNS = 2
 PANEL_INCHES = (6.4, 4.2)
 
 
-def load_pyplot() -> Any:
-    """matplotlib's figures without a screen. BackendError that names the extra where it is not
-    installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BackendError(
-            f"bench: --plot needs matplotlib ({error}); pip install 'ringslab[plot]'"
-        ) from error
-    return Figure
-
-
 def save_plot(report: dict[str, Any], path: str) -> None:
     """One panel an operation, both axes logarithmic: medians with their spread, and their floors
-    as dashed lines."""
+    as dashed lines. Raises ArgumentError where no row has a time."""
     panels = panels_of(report["rows"])
     if not panels:
-        raise BackendError("bench: --plot has nothing to draw: no row has a time")
+        raise ArgumentError("bench: --plot has nothing to draw: no row has a time")
     height = -(-len(panels) // COLUMNS)  # rounded up
     width = min(len(panels), COLUMNS)
-    size = (PANEL_INCHES[0] * width, PANEL_INCHES[1] * height)
-    figure = load_pyplot()(figsize=size, layout="constrained")
+    figure = new_figure(PANEL_INCHES[0] * width, PANEL_INCHES[1] * height)
     grid = figure.subplots(height, width, squeeze=False)
     for axes, (op, (axis, lines)) in zip(grid.flat, panels.items(), strict=False):
         for label, rows in lines.items():

@@ -4,8 +4,8 @@ draw it."""
 import math
 from pathlib import Path
 
-from ..engine.output_files import write_whole
-from ..layouts.budget import CacheShape, KvBytes, shape_bytes
+from ...engine.output_files import write_whole
+from ...layouts.budget import CacheShape, KvBytes, shape_bytes
 from .svg import document, text
 
 WIDTH, HEIGHT = 860, 520  # pixels

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from ..engine.output_files import write_whole
+from ...engine.output_files import write_whole
 from .svg import document, text
 
 WIDTH, LABEL, LANE, GAP = 1200, 190, 20, 4  # pixels

@@ -4,21 +4,29 @@ scale, as one SVG."""
 import math
 from pathlib import Path
 
-from ..engine.output_files import write_whole
-from ..layouts.config_types import Config, LayerConfig
-from ..layouts.formats import RecordFormat
-from ..layouts.rings import ring_index
-from .layout_cmd import PARTS, part_of
+from ...engine.output_files import write_whole
+from ...layouts.config_types import Config, LayerConfig
+from ...layouts.formats import RecordFormat
+from ...layouts.rings import ring_index
+from ...layouts.slots import Ring
 from .svg import INK, PALE, box, document, text
 
 WIDTH, LEFT, BAR = 1000, 30, 34  # pixels
 ACROSS = WIDTH - 2 * LEFT
+PARTS = ("stored", "not stored", "compression state")
 COLOURS = dict(zip(PARTS, ("#1f77b4", "#9ecae1", "#fdae6b"), strict=True))
 VALUES, SCALES = "#1f77b4", "#d62728"
 WINDOW, STEP, SPARE, PINNED = "#1f77b4", "#d62728", "#eeeeee", "#2ca02c"
 RADIUS, THICK = 105, 34
 MAX_CELLS = 300  # a longer ring is drawn in runs, not in single records
 MAX_RINGS = 3  # kinds of rings in one row
+
+
+def part_of(ring: Ring) -> str:
+    """Which of the three PARTS of a slot a ring lies in."""
+    if ring.kind == "compression":
+        return "compression state"
+    return "stored" if ring.stored else "not stored"
 
 
 def write_layout(config: Config, path: str | Path) -> None:
