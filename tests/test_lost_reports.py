@@ -216,3 +216,14 @@ def test_bench_refuses_a_picture_before_it_measures(plot, says, tmp_path, monkey
     monkeypatch.setattr(bench_cmd, "run_benches", None)
     assert main([*BENCH, "--plot", str(tmp_path / plot)]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_device_that_takes_nothing(capsys):
+    """/dev/full, a disk that is full for real: the report is kept under its name elsewhere."""
+    assert main([*RUN, "--report", "/dev/full"]) == 2
+    said = capsys.readouterr()
+    error = said.err.splitlines()[-1] + "\n"
+    assert "No space left on device: '/dev/full'" in error
+    assert kept_report(error, Path("/dev/full"))["digest"] in said.out
+    assert Path("/dev/full").is_char_device()
