@@ -13,6 +13,7 @@ from engine_runs import TINY, tiny
 
 import ringslab as rs
 from ringslab.engine import run as engine_run
+from ringslab.engine import run_files
 from ringslab.errors import ReportError, RingslabError
 from ringslab.tools import bench_cmd, prefix_cmd, run_cmd
 from ringslab.tools.main import main
@@ -126,6 +127,22 @@ def test_a_plot_that_is_lost(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert json.loads(report.read_text())["digest"] in said.out
     assert f"No space left on device: '{plot}'" in said.err
+
+
+def test_a_timeline_that_is_gone_again(tmp_path, monkeypatch, capsys):
+    """Removed before its picture is drawn: the summary all the same, and which file it was."""
+    write = run_files.write_timeline
+
+    def write_and_remove(engine, path):
+        write(engine, path)
+        Path(path).unlink()
+
+    monkeypatch.setattr(run_files, "write_timeline", write_and_remove)
+    assert main([*RUN, "--timeline", str(tmp_path / "t.json")]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("2 of 2 requests")
+    assert "No such file or directory" in said.err
+    assert "t.json" in said.err
 
 
 def test_the_error_of_a_run_holds_its_report(out):

@@ -93,14 +93,14 @@ def run(args: argparse.Namespace) -> int:
     report = run_benches(backend, args.device, cfg, wish, _tell, save)
     if faults:
         faults.append(keep_report(report, args.out, printed=args.json))
-    if args.plot:
-        attempt(faults, save_plot, report, args.plot)
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         from .bench.table import render
 
         print(render([report]))
+    if args.plot:
+        attempt(faults, save_plot, report, args.plot)
     raise_faults(faults, report)
     return EXIT_FAILED if any(_FAULTS & row.keys() for row in report["rows"]) else 0
 

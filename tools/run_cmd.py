@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
         hint = "; kernels compile at first use" if engine.backend == "cpu" else ""
         _say(f"backend {engine.backend} on {engine.memory.place}{hint}")
         report, faults, missing = _replay(engine, args)
-    if args.plot is not None:
-        attempt(faults, write_plots, report, args.plot)
-    if picture is not None and args.timeline not in missing:
-        attempt(faults, write_picture, read_timeline(args.timeline), picture)
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         print("\n".join(summary(report)))
+    if args.plot is not None:
+        attempt(faults, write_plots, report, args.plot)
+    if picture is not None and args.timeline not in missing:
+        attempt(faults, _draw_timeline, args.timeline, picture)
     raise_faults(faults, report)
     if report["interrupted"]:
         return EXIT_INTERRUPTED
@@ -108,6 +108,10 @@ def _replay(engine: Engine, args: argparse.Namespace) -> tuple[dict, list[str], 
             faults.append(keep_report(error.report, args.report, printed=args.json))
         return error.report, faults, error.paths
     return report, [], ()
+
+
+def _draw_timeline(timeline: str, picture: Path) -> None:
+    write_picture(read_timeline(timeline), picture)
 
 
 def picture_path(timeline: str) -> Path:
