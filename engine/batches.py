@@ -36,22 +36,34 @@ def scheduler_limits(cfg: Config, num_state_slots: int) -> SchedulerLimits:
 
 
 def build_batch(
-    cfg: Config, host: HostBatch, staging: Staging, backend: str, paged: PagedPool | None = None
+    cfg: Config,
+    host: HostBatch,
+    staging: Staging,
+    backend: str,
+    paged: PagedPool | None = None,
+    token_places: np.ndarray | None = None,
 ) -> Batch:
     """The batch that `next_batch` returns. In a prefill the rows of the block tables are the
-    batch's sequences, in a decode step state slots."""
+    batch's sequences, in a decode step state slots. token_places: as in `BatchArrays`, or None."""
     plans = {key: _build_plan(host, key) for key in plan_keys(cfg, host.kind)}
-    own = [host.token_ids, host.positions, host.token_state_ids, host.cu_seqlens_q]
+    own = {
+        "token_ids": host.token_ids,
+        "positions": host.positions,
+        "token_state_ids": host.token_state_ids,
+        "cu_seqlens_q": host.cu_seqlens_q,
+    }
     by_state = host.kind == "decode" and paged is not None
     if host.kind == "prefill" and paged is not None:
-        own += _paged_arrays(host)
+        own |= _paged_arrays(host)
+    if token_places is not None:
+        own["token_places"] = token_places
     if backend != "cuda":
-        arrays = BatchArrays(*own)
+        arrays = BatchArrays(**own)
         return with_plans(host, plans, paged.name_states(arrays) if by_state else arrays)
     names = {key: _array_names(plan) for key, plan in plans.items()}
-    arrays = own + [getattr(plans[key], name) for key in plans for name in names[key]]
-    uploaded = iter(staging.upload(arrays))
-    on_device = BatchArrays(*(next(uploaded) for _ in own))
+    planned = [getattr(plans[key], name) for key in plans for name in names[key]]
+    uploaded = iter(staging.upload([*own.values(), *planned]))
+    on_device = BatchArrays(**{name: next(uploaded) for name in own})
     on_device = paged.name_states(on_device) if by_state else on_device
     plans = {
         key: replace(plan, **{name: next(uploaded) for name in names[key]})
@@ -60,12 +72,16 @@ def build_batch(
     return with_plans(host, plans, on_device)
 
 
-def _paged_arrays(host: HostBatch) -> list[np.ndarray]:
+def _paged_arrays(host: HostBatch) -> dict[str, np.ndarray]:
     """Sequence of each token, bounds of each sequence's keys, and the block tables, int32."""
     seqs = np.arange(host.num_seqs, dtype=np.int32)
     cu_seqlens_k = np.zeros(host.num_seqs + 1, np.int32)
     np.cumsum(host.seqlens_k, out=cu_seqlens_k[1:])
-    return [np.repeat(seqs, host.seqlens_q), cu_seqlens_k, host.block_tables]
+    return {
+        "token_seq_ids": np.repeat(seqs, host.seqlens_q),
+        "cu_seqlens_k": cu_seqlens_k,
+        "block_tables": host.block_tables,
+    }
 
 
 def _build_plan(host: HostBatch, key: PlanKey) -> DecodePlan | PrefillPlan:

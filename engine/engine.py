@@ -10,6 +10,7 @@
 `next_batch`, `attend` and `commit` belong to one thread; results are queued on the engine's stream.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,8 @@ class Engine:
             self.tools = take_tools(cfg, self.sizes, self.memory, self.backend)
             self._reset = take_reset(cfg.slot_layout, self.memory)
             self.prefix, planner = open_prefix(cfg, self.memory, self.backend)
+            if self.prefix is not None:
+                self.tools = replace(self.tools, stage=self.prefix.stage)
         limits = scheduler_limits(cfg, self.sizes.num_state_slots)
         self.scheduler = Scheduler(limits, planner)
         self._run_buffers = None
@@ -311,7 +314,9 @@ class Engine:
         if paged is not None:
             paged.sync(self.scheduler.blocks, host)
         if host.kind == "prefill" or not self.fixed_decodes:
-            return build_batch(self.cfg, host, self.tools.workspace.staging, self.backend, paged)
+            staging = self.tools.workspace.staging
+            places = None if self.prefix is None else self.prefix.staged_places(host)
+            return build_batch(self.cfg, host, staging, self.backend, paged, places)
         self._order.step = self.decode_inputs().upload(host)
         padded = self._order.step.batch
         return with_plans(host, padded.plans, padded.on_device)

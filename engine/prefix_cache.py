@@ -16,12 +16,15 @@ from ..layouts.errors import BatchError
 from ..layouts.sizes import div_exact
 from ..layouts.slots import SlotLayout
 from ..rawkernels.memory import Memory
+from ..schedules.batch import HostBatch
 from ..schedules.prefix_index import Entry, LayerKind, PrefixIndex
 from ..schedules.prefix_keys import root_key
-from ..schedules.prefix_planner import PAGES, RINGS, PlannerCounters, PrefixPlanner
+from ..schedules.prefix_orders import PAGES, RINGS, PlannerCounters, SnapshotOrder
+from ..schedules.prefix_planner import PrefixPlanner
 from ..schedules.prefix_rules import resume_rule
 from .prefix_values import PrefixValues, entry_bytes
 from .snapshot_copies import snapshot_buffer_bytes
+from .snapshot_stage import stage_bytes, take_stage
 from .store import Store, open_store
 
 
@@ -45,7 +48,8 @@ def value_sizes(cfg: Config) -> dict[str, int]:
 
 def prefix_buffer_bytes(cfg: Config) -> int:
     """Device bytes that a prefix cache takes on a GPU beside the slab."""
-    return sum(snapshot_buffer_bytes(size) for size in value_sizes(cfg).values())
+    sizes = value_sizes(cfg)
+    return stage_bytes(cfg, sizes[RINGS]) + sum(map(snapshot_buffer_bytes, sizes.values()))
 
 
 def _pages_of_block(cfg: Config) -> int:
@@ -95,6 +99,7 @@ class PrefixCache:
             config.store, layout=cfg, budget_bytes=config.budget_bytes if bounded else None
         )
         self.values = PrefixValues(self.store, memory, sizes, on_gpu=on_gpu)
+        self.stage = take_stage(cfg, self.num_bytes, memory)
         rules = {PAGES: "every_block", RINGS: "boundary"}
         kinds = tuple(
             LayerKind(kind, rules[kind], entry_bytes(kind, sizes[kind]))
@@ -111,6 +116,7 @@ class PrefixCache:
             root=b"",
             fetch=self._fetch,
             probe=None if config.store == "memory:" else self._probe,
+            stage=None if self.stage is None else self.stage.room,
         )
         self._sinks, self._scope, self._words = b"", (), ()
         self.depend_on()
@@ -142,6 +148,12 @@ class PrefixCache:
         self._sinks = b"".join(given)
         self.depend_on(*self._words)
 
+    def staged_places(self, host: HostBatch) -> np.ndarray | None:
+        """Of a batch about to be computed: the place of the stage that takes each token's record as
+        well, int32 [T], -1 for none; None where the batch passes no boundary that is due."""
+        staged = self.planner.staged
+        return self.stage.places_of(host, staged) if staged else None
+
     def before_step(self, tools: Any) -> None:
         """Queues the copies into slots (and pages) that begin in the batch to come. `tools`: the
         engine's `StepTools`."""
@@ -163,8 +175,7 @@ class PrefixCache:
             for block in range(order.blocks if self.paged is not None else 0):
                 pages = partial(self._pages, tools, order.table, block)
                 self._save(PAGES, order.keys, block + 1, pages)
-            rings = partial(self._slot, tools.slab, order.state_id)
-            self._save(RINGS, order.keys, order.blocks, rings)
+            self._save(RINGS, order.keys, order.blocks, partial(self._rings, tools, order))
         self._settle()
 
     def flush(self) -> None:
@@ -205,8 +216,14 @@ class PrefixCache:
     def _store_counts(self) -> dict[str, int]:
         return {name: n - self._counted[name] for name, n in self.store.stats.as_dict().items()}
 
+    def _rings(self, tools: Any, order: SnapshotOrder) -> list[Any]:
+        if order.place is None:
+            return self._slot(tools.slab, order.state_id)
+        return self._slot(self.stage.slab, order.place)
+
     def _slot(self, slab: Any, state_id: int) -> list[Any]:
-        """The bytes of a state slot that are stored, uint8 [num_bytes]."""
+        """The bytes of a state slot, or of a place of the stage, that are stored, uint8
+        [num_bytes]."""
         begin = state_id * self.layout.slot_bytes
         return [slab[begin : begin + self.num_bytes]]
 

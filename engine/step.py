@@ -1,6 +1,7 @@
 """Attention of one layer for one batch: store and attend, in the order that each kind needs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..layouts.config import LayerConfig
@@ -9,6 +10,7 @@ from ..rawkernels.operations import Operations
 from ..schedules.batch import Batch
 from .attention_options import window_options
 from .paged_pool import PagedPool
+from .snapshot_stage import SnapshotStage
 from .step_global import attend_global
 from .watch import Watch
 from .workspace import Workspace, plan_key
@@ -22,10 +24,11 @@ class StepTools:
     layout: SlotLayout
     slab: Any
     workspace: Workspace
-    sinks: tuple[Any, ...]  # float32 [num_q_heads] of each layer, or None
+    sinks: list[Any]  # float32 [num_q_heads] of each layer, or None
     watch: Watch
     stream: Any
     paged: PagedPool | None = None  # of global layers
+    stage: SnapshotStage | None = None  # where a prefix cache takes snapshots inside chunks
 
 
 def attend_layer(
@@ -84,6 +87,7 @@ def _attend_prefill(
     rows = plan.history_rows + size
     joint = tools.workspace.joint_rows(rows, record_format.record_bytes)
     new_records = joint[plan.history_rows :]
+    store = partial(ops.store_records, positions=arrays.positions, stream=stream)
     with tools.watch.op("load_history", layer.id, size):
         ops.load_history(tools.slab, tools.layout, layer.id, plan, joint, stream=stream)
     with tools.watch.op("encode_records", layer.id, size):
@@ -107,12 +111,8 @@ def _attend_prefill(
             stream=stream,
         )
     with tools.watch.op("store_records", layer.id, size):
-        ops.store_records(
-            tools.slab,
-            tools.layout,
-            layer.id,
-            new_records,
-            arrays.token_state_ids,
-            arrays.positions,
-            stream=stream,
-        )
+        store(tools.slab, tools.layout, layer.id, new_records, arrays.token_state_ids)
+    stage = tools.stage
+    if arrays.token_places is not None and layer.id in stage.layers:
+        with tools.watch.op("store_records", layer.id, size):
+            store(stage.slab, tools.layout, layer.id, new_records, arrays.token_places)

@@ -154,6 +154,8 @@ def _staging_bytes(cfg: Config, prefill_tokens: int, prefill_seqs: int, decode_t
     seqs = max(prefill_seqs, div_ceil(decode_tokens, cfg.tokens_per_step))
     own = [seqs + 1] + 3 * [max(prefill_tokens, decode_tokens)]
     prefill, decode = [], []
+    if cfg.prefix is not None:  # the place of the stage of each token
+        prefill += [prefill_tokens]
     if cfg.paged_layout is not None:  # sequence of each token, bounds of the keys, block tables
         width = paged_sizes(cfg, prefill_seqs).table_width
         prefill += [prefill_tokens, prefill_seqs + 1, prefill_seqs * width]

@@ -116,9 +116,11 @@ class HostBatch(_Batch):
 
 @dataclass(frozen=True, eq=False)
 class BatchArrays:
-    """A batch's arrays on the engine's device, as a caller's own kernels need them; int32. The last
-    three are there for models with global layers: the row of block_tables of each token's sequence
-    (-1 is padding), bounds of each sequence's tokens 0 .. seqlen_k, and the tables."""
+    """A batch's arrays on the engine's device, as a caller's own kernels need them; int32. Three
+    are there for models with global layers: the row of block_tables of each token's sequence (-1 is
+    padding), bounds of each sequence's tokens 0 .. seqlen_k, and the tables. The last is there
+    where a prefill passes snapshots: the place of the stage that takes each token's record too, or
+    -1."""
 
     token_ids: Any
     positions: Any
@@ -127,6 +129,7 @@ class BatchArrays:
     token_seq_ids: Any = None
     cu_seqlens_k: Any = None
     block_tables: Any = None
+    token_places: Any = None
 
 
 @dataclass(frozen=True, eq=False)

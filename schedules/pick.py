@@ -1,12 +1,11 @@
 """Which sequences of the table make up the next batch, and the batch's arrays."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .batch import HostBatch
 from .blocks import BlockTables
 from .limits import SchedulerLimits
+from .prefix_hooks import PrefixHooks
 from .table import DECODE, SequenceTable
 
 
@@ -14,10 +13,10 @@ def pick_chunks(
     table: SequenceTable,
     rows: list[int],
     limits: SchedulerLimits,
-    prepare: Callable[[int], None],
+    prefix: PrefixHooks,
 ) -> list[tuple[int, int]]:
-    """(row, new tokens) of a prefill batch from `rows`, which are served in their order. `prepare`
-    is called with a row before its chunk is cut; it may move the row's start and stop.
+    """(row, new tokens) of a prefill batch from `rows`, which are served in their order. `prefix`
+    may move a row's start and stop before its chunk is cut, and is told of the chunk.
 
     Never empty where `rows` is not: a chunk of at least one token, or, where prompts are not cut,
     the first prompt alone however long it is.
@@ -25,13 +24,14 @@ def pick_chunks(
     chosen: list[tuple[int, int]] = []
     budget = limits.token_budget
     for row in rows[: limits.max_prefill_seqs]:
-        prepare(row)
+        prefix.prepare(table, row)
         end = min(int(table.num_tokens[row]), int(table.stop[row]))
         missing = end - int(table.num_computed[row])
         assert missing > 0
         take = min(missing, budget) if limits.chunked_prefill else missing
         if take > budget and chosen:
             break
+        prefix.picked(table, row, take)
         chosen.append((row, take))
         budget -= take
         if budget <= 0:

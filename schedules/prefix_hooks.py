@@ -25,6 +25,9 @@ class PrefixHooks(Protocol):
         """A row's next chunk is about to be cut. Sets num_computed, start, swa_valid_start and
         first_output of a waiting row, and stop of any."""
 
+    def picked(self, table: SequenceTable, row: int, count: int) -> None:
+        """A row that was prepared gets a chunk of `count` tokens in the batch to come."""
+
     def admitted(self, table: SequenceTable, row: int) -> None:
         """A row has a state slot now, and begins where it was prepared."""
 
@@ -48,6 +51,8 @@ class NoPrefix:
     def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
 
     def prepare(self, table: SequenceTable, row: int) -> None: ...
+
+    def picked(self, table: SequenceTable, row: int, count: int) -> None: ...
 
     def admitted(self, table: SequenceTable, row: int) -> None: ...
 

@@ -3,7 +3,7 @@ and which snapshots and restores follow from a step. Host logic only: what moves
 orders that are left here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,62 +14,17 @@ from ..layouts.sizes import align_down, is_count
 from .blocks import BlockTables
 from .prefix_index import Entry, PrefixIndex
 from .prefix_keys import extend_keys, keys_of_hash_ids
+from .prefix_orders import (
+    RINGS,
+    Claim,
+    PlannerCounters,
+    RestoreOrder,
+    SnapshotOrder,
+    Stage,
+    StagedBoundary,
+)
 from .prefix_rules import Resume, ResumeRule
 from .table import DECODE, NO_STOP, WAITING, SequenceTable
-
-RINGS, PAGES = "rings", "pages"  # kinds of layers: with a window, and those that see all keys
-
-
-@dataclass(frozen=True)
-class SnapshotOrder:
-    """Copy the state slot now: it holds the prefix that `keys[blocks - 1]` names, and the pages of
-    `table` (ids of the paged pool, in order; None where nothing is paged) its tokens."""
-
-    state_id: int
-    keys: Sequence[bytes]
-    blocks: int
-    table: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class RestoreOrder:
-    """Copy a snapshot into the state slot now, and its pages to those of `table`."""
-
-    state_id: int
-    snapshot: Any
-    table: np.ndarray | None = None
-
-
-@dataclass
-class Claim:
-    """A hit that a waiting row will use, with the snapshot in hand: nothing can fail later."""
-
-    resume: Resume
-    blocks: int
-    snapshot: Any
-
-
-@dataclass
-class PlannerCounters:
-    """admissions             rows that got a slot, again after a preemption too
-    hits, hit_blocks       requests that began with a cached prefix, and its blocks; what a request
-                           finds after a preemption is not among them
-    hit_tokens             tokens of those prefixes
-    replayed_tokens        of these, the ones computed again to rebuild rings
-    whole_blocks           of all prompts
-    best_blocks            of these, what an endless cache could have given that has every prefix of
-                           a request the moment it is submitted; counted where `seen` is a set
-    failed_reads           look-ups that the index promised and the store did not keep
-    """
-
-    admissions: int = 0
-    hits: int = 0
-    hit_blocks: int = 0
-    hit_tokens: int = 0
-    replayed_tokens: int = 0
-    whole_blocks: int = 0
-    best_blocks: int = 0
-    failed_reads: int = 0
 
 
 @dataclass
@@ -94,6 +49,8 @@ class PrefixPlanner:
                 admitted, so that what cannot be read is a miss and not a broken slot
     probe       enters a prefix that a store which outlives the index may have, and says whether it
                 has it; None without such a store
+    stage       None: a chunk ends where a snapshot is due. Else it ends only where the stage has no
+                place for it, or the boundary comes too soon after the chunk's first token
     """
 
     def __init__(
@@ -106,11 +63,15 @@ class PrefixPlanner:
         root: bytes,
         fetch: Callable[[Sequence[bytes], int], Any],
         probe: Callable[[Sequence[bytes], int], bool] | None = None,
+        stage: Stage | None = None,
     ) -> None:
         assert block_size % rule.ratio == 0
         self.rule, self.index, self.root = rule, index, root
         self.block_size, self.interval = block_size, interval
         self.fetch, self.probe = fetch, probe
+        assert stage is None or block_size * interval >= stage.ring_len  # they share no tokens
+        self.stage = stage
+        self.staged: list[StagedBoundary] = []  # of the batch in flight
         self.counters = PlannerCounters()
         self.snapshots: list[SnapshotOrder] = []
         self.restores: list[RestoreOrder] = []
@@ -159,6 +120,19 @@ class PrefixPlanner:
             self._look_up(table, row, state)
         table.stop[row] = self._stop(table, row, state)
 
+    def picked(self, table: SequenceTable, row: int, count: int) -> None:
+        """A row gets a chunk: what is due inside it is staged. What is due at its end is taken from
+        the slot."""
+        if self.stage is None:
+            return
+        state, at = self._rows[row], int(table.num_computed[row])
+        if self._replay_end(state, at) is not None:
+            return
+        coming = {self._rows[one.row].keys[self._index_of(one.boundary)] for one in self.staged}
+        for boundary in self._due(state, at, at + count - 1):
+            if state.keys[self._index_of(boundary)] not in coming:
+                self.staged.append(StagedBoundary(row, boundary, len(self.staged)))
+
     def admitted(self, table: SequenceTable, row: int) -> None:
         """A row got its state slot, and begins where `prepare` put it."""
         state, counters = self._rows[row], self.counters
@@ -184,6 +158,11 @@ class PrefixPlanner:
 
     def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None:
         """Rows have computed positions starts .. num_computed - 1, which their slots hold now."""
+        staged, self.staged = self.staged, []
+        live = set(rows.tolist())
+        for one in staged:
+            if one.row in live:
+                self._order(table, one.row, one.boundary, one.place)
         step = self.block_size * self.interval
         passed = table.num_computed[rows] // step > starts // step  # whole steps: rounded down
         looked_at = passed | (starts < table.first_output[rows])
@@ -203,16 +182,22 @@ class PrefixPlanner:
             return
         step = self.block_size * self.interval
         boundary = align_down(after, step)
-        # A decode step may be past its boundary by its kept drafts. A chunk ends where a snapshot
-        # is due; what it passes was cached when it was cut.
+        # A decode step may be past its boundary by its kept drafts. What a chunk passes was cached
+        # when it was cut, or is staged.
         if boundary <= before or (boundary < after and table.phase[row] != DECODE):
             return
         self._extend(table, row, state)
-        blocks = boundary // self.block_size  # exact: `step` is whole blocks
-        if Entry(RINGS, state.keys[blocks - 1]) not in self.index:
-            state_id = int(table.state_id[row])
-            pages = self._pages(state_id, blocks)
-            self.snapshots.append(SnapshotOrder(state_id, state.keys, blocks, pages))
+        if not self._is_cached(state, boundary):
+            self._order(table, row, boundary)
+
+    def _order(
+        self, table: SequenceTable, row: int, boundary: int, place: int | None = None
+    ) -> None:
+        """Leaves the order of a snapshot."""
+        state_id, blocks = int(table.state_id[row]), self._index_of(boundary) + 1
+        pages = self._pages(state_id, blocks)
+        keys = self._rows[row].keys
+        self.snapshots.append(SnapshotOrder(state_id, keys, blocks, pages, place))
 
     def preempted(self, row: int) -> None:
         """A row lost its slot."""
@@ -288,15 +273,34 @@ class PrefixPlanner:
         """Where the next chunk of a row must end: at the boundary of its replay, or at the next
         one where a snapshot is due."""
         at, known = int(table.num_computed[row]), int(table.num_tokens[row])
-        claim = state.claim or state.replaying
-        if claim is not None and at < claim.resume.boundary:
-            return claim.resume.boundary
-        step = self.block_size * self.interval
-        for boundary in range(align_down(at, step) + step, known + 1, step):
-            key = state.keys[boundary // self.block_size - 1]
-            if Entry(RINGS, key) not in self.index:
+        end = self._replay_end(state, at)
+        if end is not None:
+            return end
+        places = 0 if self.stage is None else self.stage.places - len(self.staged)
+        for boundary in self._due(state, at, known):
+            if places == 0 or boundary - at < self.stage.ring_len:
                 return boundary
+            places -= 1
         return NO_STOP
+
+    def _replay_end(self, state: _Row, at: int) -> int | None:
+        """The boundary up to which a row at position `at` rebuilds its rings, if it does."""
+        claim = state.claim or state.replaying
+        return claim.resume.boundary if claim is not None and at < claim.resume.boundary else None
+
+    def _due(self, state: _Row, at: int, last: int) -> Iterator[int]:
+        """Boundaries in at + 1 .. last of which there is no snapshot yet."""
+        step = self.block_size * self.interval
+        for boundary in range(align_down(at, step) + step, last + 1, step):
+            if not self._is_cached(state, boundary):
+                yield boundary
+
+    def _is_cached(self, state: _Row, boundary: int) -> bool:
+        return Entry(RINGS, state.keys[self._index_of(boundary)]) in self.index
+
+    def _index_of(self, boundary: int) -> int:
+        """Of the key that names the prefix up to a boundary."""
+        return boundary // self.block_size - 1  # exact: boundaries are whole blocks
 
     def _extend(self, table: SequenceTable, row: int, state: _Row) -> None:
         extend_keys(state.keys, self.root, table.known(row), self.block_size)

@@ -3,7 +3,6 @@
 Pure host logic: no plans, no device, no model. One batch is in flight at a time.
 """
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,8 +240,7 @@ class Scheduler:
 
     def _prefill(self, prefills: list[int], waiting: list[int]) -> HostBatch:
         """A batch of chunks: prompts that run, then those of `waiting` that have a chunk in it."""
-        prepare = partial(self._prefix.prepare, self._table)
-        chosen = pick_chunks(self._table, prefills + waiting, self.limits, prepare)
+        chosen = pick_chunks(self._table, prefills + waiting, self.limits, self._prefix)
         for row, _ in chosen[len(prefills) :]:
             self._room.admit(row)
             self._prefix.admitted(self._table, row)

@@ -2,7 +2,8 @@
 
 from ringslab.schedules.prefix_index import Entry, LayerKind, PrefixIndex
 from ringslab.schedules.prefix_keys import root_key
-from ringslab.schedules.prefix_planner import RINGS, PrefixPlanner
+from ringslab.schedules.prefix_orders import RINGS
+from ringslab.schedules.prefix_planner import PrefixPlanner
 from ringslab.schedules.prefix_rules import ResumeRule
 from ringslab.schedules.scheduler import Scheduler, SchedulerLimits
 
@@ -14,7 +15,9 @@ BOUNDED = ResumeRule("bounded", ratio=1, window=4, reach=9, back=1)
 class Cached:
     """Requests through a scheduler; every key that is told to be stored can be fetched."""
 
-    def __init__(self, rule=FULL, block_size=8, interval=1, budget_bytes=None, **change):
+    def __init__(
+        self, rule=FULL, block_size=8, interval=1, budget_bytes=None, stage=None, **change
+    ):
         self.index = PrefixIndex((LayerKind(RINGS, "boundary", 1),), budget_bytes)
         self.stored = {}
         self.planner = PrefixPlanner(
@@ -24,6 +27,7 @@ class Cached:
             interval=interval,
             root=root_key("test"),
             fetch=self.fetch,
+            stage=stage,
         )
         self.planner.seen = set()
         base = {

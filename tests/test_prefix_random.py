@@ -26,7 +26,7 @@ def play(draw, contract, backend):
         f"engine.token_budget={draw(st.sampled_from([5, 8, 13, 32]))}",
         f"engine.num_state_slots={draw(st.integers(1, 3))}",
         f"engine.max_prefill_seqs={draw(st.integers(1, 3))}",
-        f"prefix.snapshot_blocks={draw(st.integers(1, 2))}",
+        f"prefix.snapshot_blocks={draw(st.integers(1, 3))}",
         f"prefix.budget_bytes={draw(st.sampled_from(['null', 4_000, 13_000, 30_000]))}",
     )
     requests = draw(st.lists(st.tuples(prompts(), st.integers(0, 12)), min_size=2, max_size=6))
