@@ -15,13 +15,20 @@ import numpy as np
 
 from ..rawkernels.memory import Memory
 
-SNAPSHOT_BUFFERS = 16  # snapshots on their way; the next one waits for the store to take one
+# Snapshots on their way at once; the next one waits for the store to take one. The host is two
+# steps ahead and a prefill may have 16, but a buffer of a model with long windows is large.
+MAX_BUFFERS, MIN_BUFFERS, BUFFERS_BYTES = 32, 2, 1 << 27
 LOAD_BUFFERS = 2
+
+
+def snapshot_buffers(num_bytes: int) -> int:
+    """Snapshots of `num_bytes` that can be on their way."""
+    return max(MIN_BUFFERS, min(MAX_BUFFERS, BUFFERS_BYTES // num_bytes))  # rounded down
 
 
 def snapshot_buffer_bytes(num_bytes: int) -> int:
     """Device bytes of the buffers of snapshots on their way."""
-    return SNAPSHOT_BUFFERS * num_bytes
+    return snapshot_buffers(num_bytes) * num_bytes
 
 
 def _placed(parts: Sequence[Any], num_bytes: int) -> list[tuple[int, Any]]:
@@ -38,18 +45,19 @@ class SnapshotCopies:
 
     memory: Memory
     num_bytes: int
-    device: Any = field(init=False)  # uint8 [SNAPSHOT_BUFFERS, num_bytes]
+    device: Any = field(init=False)  # uint8 [snapshot_buffers(num_bytes), num_bytes]
     pinned: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = (SNAPSHOT_BUFFERS, self.num_bytes)
+        buffers = snapshot_buffers(self.num_bytes)
+        shape = (buffers, self.num_bytes)
         self.device = self.memory.empty(shape, np.uint8)
         self.pinned = self.memory.pinned(shape, np.uint8)
         self._aside = self.memory.side_stream()
-        self._taken: list[Any] = [None] * SNAPSHOT_BUFFERS  # events: the slot may change
-        self._crossed: list[Any] = [None] * SNAPSHOT_BUFFERS  # events: the pinned bytes are whole
+        self._taken: list[Any] = [None] * buffers  # events: the slot may change
+        self._crossed: list[Any] = [None] * buffers  # events: the pinned bytes are whole
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for buffer in range(SNAPSHOT_BUFFERS):
+        for buffer in range(buffers):
             self._free.put(buffer)
 
     def take(self, parts: Sequence[Any]) -> int:

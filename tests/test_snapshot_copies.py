@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from ringslab.engine.snapshot_copies import (
     LOAD_BUFFERS,
-    SNAPSHOT_BUFFERS,
     SnapshotCopies,
     SnapshotLoads,
     snapshot_buffer_bytes,
+    snapshot_buffers,
 )
 from ringslab.rawkernels.memory import load_memory
 
 SIZE = 8
+SNAPSHOT_BUFFERS = snapshot_buffers(SIZE)
 
 
 class Device:
