@@ -26,8 +26,10 @@ BLOCK_SHARED = 101_000  # two blocks share a multiprocessor of 227 KB; one fits 
 SMALL_BLOCK_SHARED = 52_000  # of blocks of few warps, four of which share a multiprocessor
 LONE_BLOCK_SHARED = 210_000  # of blocks that have a multiprocessor to themselves
 MAX_STAGES = 12
+LONE_MXFP8_STAGES = 3  # of whole records in long windows: 2 took 8 % longer, 6 took 3 %
 FILLED = 0.9  # of the multiprocessors: as good as all of them
 MAX_SPLIT_BYTES = 64 * 2**20  # partial states in flight
+LONG_LIST = 8192  # keys; longer lists have longer parts
 MAX_UNITS = 1 << 16  # counters of blocks that share a sequence; a larger batch is not split
 
 
@@ -73,9 +75,9 @@ def max_row_tiles(fmt: RecordFormat, num_parts: int) -> int:
 
 
 def part_keys(max_length: int) -> int:
-    """Keys that are summed on their own before parts are merged in order; decides bits. Longer
-    lists have longer parts, so that their partial states are no burden."""
-    return 256 if max_length <= 8192 else 1024
+    """Keys that are summed on their own before parts are merged in order; decides bits. Long lists
+    have longer parts, so that their partial states are no burden."""
+    return 256 if max_length <= LONG_LIST else 1024
 
 
 def parts_of(max_length: int) -> int:
@@ -104,23 +106,27 @@ def choose_cut(
     blocks = units * div_exact(fmt.num_kv_heads, heads)
     # Blocks of 9 warps and more with wide accumulators have a multiprocessor to themselves.
     wide = _width(fmt, row_tiles, num_parts) >= 128
-    slots = multiprocessors if wide and heads > 4 else 2 * multiprocessors
+    lone = wide and heads > 4
+    slots = multiprocessors if lone else 2 * multiprocessors
     splits = 1
     if num_parts > 1 and blocks < FILLED * multiprocessors:
         splits = max(1, min(num_parts, slots // max(blocks, 1)))  # rounded down: all at once
         partial = blocks * heads * num_parts * 4 * state_words(fmt.head_dim, row_tiles) * 32
         splits = splits if partial <= MAX_SPLIT_BYTES and blocks <= MAX_UNITS else 1
 
-    # A block alone takes all shared memory and asks for much at once; others share it by two, or
-    # by four where they are small.
-    alone = blocks * splits <= multiprocessors or slots == multiprocessors
+    # A block alone asks for much at once. Shared memory is for two, or for four small ones, but
+    # where blocks stay alone anyway and a count was measured: for rings, whose lists are not long.
+    alone = blocks * splits <= multiprocessors or lone
     run_bytes = heads * fmt.head_dim * (1 if fmt.type == "mxfp8" else 2)
     room = BLOCK_SHARED if wide or run_bytes >= 1024 else SMALL_BLOCK_SHARED
     fetchers = 4 if alone else 2 if heads > 4 or wide else 1
     stages = room // (KEY_TILE * key_stride(fmt, heads))  # rounded down
+    stages = max(2, min(MAX_STAGES, stages))
     whole = heads == fmt.num_kv_heads and run_align(fmt) == 16
     bulk = hopper and whole
-    return Cut(heads, row_tiles, max(2, min(MAX_STAGES, stages)), bulk, splits, fetchers)
+    if lone and bulk and fmt.type == "mxfp8" and num_parts > 1 and max_length <= LONG_LIST:
+        stages = LONE_MXFP8_STAGES
+    return Cut(heads, row_tiles, stages, bulk, splits, fetchers)
 
 
 def _choose_heads(fmt: RecordFormat, units: int, num_parts: int, multiprocessors: int) -> int:

@@ -79,8 +79,8 @@ def compiled_shapes() -> tuple[MacroItems, ...]:
         build("bf16", 64, 8, 4, 134, row_tiles=4, stages=6, bulk=False, fetchers=2),
         build("bf16", 128, 8, 4, 4097, bulk=False, fetchers=2),  # mistral_7b
         build("bf16", 128, 8, 4, 4097, bulk=False, stages=6, fetchers=4),
-        build("mxfp8", 128, 8, 8, 4097, stages=6, fetchers=4),
-        build("mxfp8", 64, 8, 8, 4097, stages=12, fetchers=4),
+        build("mxfp8", 128, 8, 8, 4097, fetchers=4),
+        build("mxfp8", 64, 8, 8, 4097, fetchers=4),
         build("bf16", 128, 16, 4, 4097, bulk=False, fetchers=2, softcap=True),  # gemma2_27b
         build("fp16", 96, 4, 4, 134),
         build("mxfp8", 96, 4, 2, 1024, bulk=False),  # runs at odd multiples of 4
