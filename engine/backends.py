@@ -1,11 +1,10 @@
 """Which backend an engine runs on."""
 
-from typing import Any, Literal
+from typing import Any
 
 from ..layouts.errors import ArgumentError, BackendError
 from ..layouts.sizes import is_word
 
-BackendChoice = Literal["auto", "cuda", "cpu", "reference"]
 BACKEND_CHOICES = ("auto", "cuda", "cpu", "reference")
 
 

@@ -6,7 +6,6 @@
 
 #include "hopper_on_host.hpp"
 
-inline float logf_of(float x) { return std::log(x); }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline float __uint_as_float(uint32_t bits) { return bits_float(bits); }
 inline void __threadfence() {}

@@ -24,7 +24,6 @@ ACCUMULATORS = 256  # ROW_TILES * HEAD_DIM that fit the registers, where nothing
 STAGE_BYTES = 36 * 1024  # of 16 keys; above this a block serves fewer heads
 BLOCK_SHARED = 101_000  # two blocks share a multiprocessor of 227 KB; one fits 99 KB of sm_86
 SMALL_BLOCK_SHARED = 52_000  # of blocks of few warps, four of which share a multiprocessor
-LONE_BLOCK_SHARED = 210_000  # of blocks that have a multiprocessor to themselves
 MAX_STAGES = 12
 LONE_MXFP8_STAGES = 3  # of whole records in long windows: 2 took 8 % longer, 6 took 3 %
 FILLED = 0.9  # of the multiprocessors: as good as all of them
