@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_keys.cuh"
 #include "rope.cuh"
+#include "softmax.cuh"
 
 #ifndef ROPE_DIMS
 #error "ROPE_DIMS: last columns of the output that are rotated back, 0 for none"
@@ -38,7 +39,7 @@ __device__ __forceinline__ void store_nothing(const Query& query) {
   for (int i = threadIdx.x; i < query.num_heads * (HEAD_DIM / 8); i += NUM_THREADS)
     out[i] = make_uint4(0, 0, 0, 0);
   for (int head = threadIdx.x; head < query.num_heads; head += NUM_THREADS)
-    query.lse[head] = __int_as_float(0xFF800000);
+    query.lse[head] = minus_infinity();
 }
 
 // Rotates adjacent pairs: columns 8t .. 8t + 7 of a block are four whole pairs of one lane.

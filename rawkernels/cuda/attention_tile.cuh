@@ -13,10 +13,6 @@
 #include "attention_keys.cuh"
 #include "attention_output.cuh"
 
-#define NEGATIVE_INFINITY __int_as_float(0xFF800000)
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
-
 struct Shared {
   uint4 keys[2][KEY_TILE][ROW_BYTES / 16];     // bf16, permuted and swizzled (attention_keys.cuh)
   float4 scores[NUM_WARPS][KEY_TILE / 8][32];  // partial scores of each warp, as lanes hold them
@@ -112,15 +108,14 @@ __device__ __forceinline__ void softmax_tile(float (&s)[KEY_TILE / 8][4], Softma
       for (int e = 0; e < 2; e++) {
         float& score = s[j][2 * half + e];
         score = __fmul_rn(score, scale_log2);
-        if (8 * j + first_column + e >= keys_left) score = NEGATIVE_INFINITY;
+        if (8 * j + first_column + e >= keys_left) score = minus_infinity();
         maximum = fmaxf(maximum, score);
       }
     }
-    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
-    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
+    maximum = quad_max(maximum);
     // Keys that hold infinities can leave every score of a tile at -inf; -inf - -inf would be NaN
     // and stay, although a later tile may have finite scores.
-    const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
+    const float base = maximum == minus_infinity() ? 0.0f : maximum;
     correction[half] = exp2_approx(__fsub_rn(softmax.maximum[half], base));
     float sum = __fmul_rn(softmax.sum[half], correction[half]);
 #pragma unroll
@@ -178,11 +173,9 @@ __device__ __forceinline__ void finish_softmax(const Softmax& softmax, const Que
   for (int half = 0; half < 2; half++) {
     const int head = warp / 2 * 16 + lane / 4 + 8 * half;
     const float maximum = softmax.maximum[half];
-    float sum = softmax.sum[half];
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+    float sum = quad_sum(softmax.sum[half]);
     // Every score -inf or NaN: the definition subtracts -inf from -inf.
-    if (maximum == NEGATIVE_INFINITY) sum = __int_as_float(0x7FC00000);
+    if (maximum == minus_infinity()) sum = __int_as_float(0x7FC00000);
     float denominator = sum;
     if (head < query.num_heads) {
       if (query.sink != nullptr) {
@@ -260,7 +253,7 @@ __device__ __forceinline__ void attend(Shared& shared, const Query& own_query, f
   for (int b = 0; b < WARP_BLOCKS; b++)
     for (int m = 0; m < 4; m++)
       for (int i = 0; i < 4; i++) o[b][m][i] = 0.0f;
-  Softmax softmax = {{NEGATIVE_INFINITY, NEGATIVE_INFINITY}, {0.0f, 0.0f}};
+  Softmax softmax = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
   __syncthreads();
 
   // One tile after the other. Buffer tile % 2 holds this tile; the other was last read before the

@@ -139,7 +139,7 @@ __device__ __forceinline__ void mask_keys(float (&s)[ROW_TILES][4], const RowKey
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const RowKeys row = rows[8 * n + 2 * t + i % 2];
-      if (!sees(row, keys, index + g + i / 2 * 8)) s[n][i] = NEGATIVE_INFINITY;
+      if (!sees(row, keys, index + g + i / 2 * 8)) s[n][i] = minus_infinity();
     }
   }
 }

@@ -11,6 +11,7 @@
 // becomes too small; all of it is exact and divided out in float32.
 #pragma once
 #include "gqa_records.cuh"
+#include "softmax.cuh"
 
 #ifndef ROW_TILES
 #error "ROW_TILES: groups of 8 query rows of a warp"
@@ -20,9 +21,6 @@
 #endif
 static_assert(ROW_TILES * HEAD_DIM <= 256, "accumulators of part and total fit the registers");
 
-#define NEGATIVE_INFINITY __int_as_float(0xFF800000)
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 constexpr int M_TILES = KEY_TILE / 16;
 constexpr int K_STEPS = HEAD_DIM / 16;
 constexpr int COLUMN_TILES = HEAD_DIM / 16;
@@ -56,7 +54,7 @@ __device__ __forceinline__ void clear_state(State& state) {
 #pragma unroll
   for (int n = 0; n < ROW_TILES; n++) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) state.maximum[n][j] = NEGATIVE_INFINITY, state.sum[n][j] = 0.0f;
+    for (int j = 0; j < 2; j++) state.maximum[n][j] = minus_infinity(), state.sum[n][j] = 0.0f;
 #pragma unroll
     for (int m = 0; m < COLUMN_TILES; m++)
       for (int i = 0; i < 4; i++) state.o[m][n][i] = 0.0f;
@@ -241,7 +239,7 @@ __device__ __forceinline__ void softmax_tile(Scores& tile, State& state) {
         const float before = state.maximum[n][j];
         if (!(largest > __fadd_rn(before, MAXIMUM_LAG))) largest = before;
         // Rows that have seen no key yet: -inf - -inf would be NaN.
-        const float base = largest == NEGATIVE_INFINITY ? 0.0f : largest;
+        const float base = largest == minus_infinity() ? 0.0f : largest;
         const float correction = exp2_approx(__fsub_rn(before, base));
         state.maximum[n][j] = largest;
         state.sum[n][j] = __fmul_rn(state.sum[n][j], correction);
@@ -258,7 +256,7 @@ __device__ __forceinline__ void softmax_tile(Scores& tile, State& state) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const float maximum = state.maximum[n][j];
-      const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
+      const float base = maximum == minus_infinity() ? 0.0f : maximum;
 #pragma unroll
       for (int m = 0; m < M_TILES; m++) {
         float(&p)[4] = tile.s[m][n];
@@ -351,7 +349,7 @@ __device__ __forceinline__ void merge_state(State& total, const State& part) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const float maximum = fmaxf(total.maximum[n][j], part.maximum[n][j]);
-      const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
+      const float base = maximum == minus_infinity() ? 0.0f : maximum;
       const float old = exp2_approx(__fsub_rn(total.maximum[n][j], base));
       const float now = exp2_approx(__fsub_rn(part.maximum[n][j], base));
       total.maximum[n][j] = maximum;

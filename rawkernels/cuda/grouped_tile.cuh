@@ -11,6 +11,7 @@
 // Rows of shared memory are 16 bytes longer than head_dim asks for: 8 rows of one 16-byte chunk,
 // which is what ldmatrix reads, then lie in 8 different groups of banks.
 #pragma once
+#include "softmax.cuh"
 #include "tile_ptx.cuh"
 
 #ifndef HEAD_DIM
@@ -36,9 +37,6 @@ static_assert(KEY_TILE % 16 == 0 && KEY_TILE >= 16 && KEY_TILE <= 64, "keys of a
 static_assert(PACK >= 1 && PACK <= 16, "a tile has at least 4 queries");
 static_assert((FP16 == 0 || FP16 == 1) && (SOFTCAP == 0 || SOFTCAP == 1), "switches");
 
-#define NEGATIVE_INFINITY __int_as_float(0xFF800000)
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 constexpr int BLOCK_ROWS = 64;
 constexpr int NUM_THREADS = 128;
 constexpr int QUERY_TILE = BLOCK_ROWS / PACK;  // queries; rows past the last whole one stay idle
@@ -149,16 +147,15 @@ __device__ __forceinline__ void softmax_tile(float (&s)[KEY_TILE / 8][4], Rows& 
         if (SOFTCAP) score = capped(score, cap_log2);
         if (MASKED) {
           const int column = 8 * j + first_column + e;
-          if (column > last || (column < oldest && column >= sinks)) score = NEGATIVE_INFINITY;
+          if (column > last || (column < oldest && column >= sinks)) score = minus_infinity();
         }
         maximum = fmaxf(maximum, score);
       }
     }
-    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
-    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
+    maximum = quad_max(maximum);
     // A row may see no key of its first tile (and infinite keys can leave a whole tile at -inf):
     // -inf - -inf would be NaN and stay.
-    const float base = maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
+    const float base = maximum == minus_infinity() ? 0.0f : maximum;
     correction[half] = exp2_approx(__fsub_rn(rows.maximum[half], base));
     float sum = __fmul_rn(rows.sum[half], correction[half]);
 #pragma unroll
@@ -201,15 +198,13 @@ __device__ __forceinline__ void value_tile(float (&o)[CHUNKS][4], const float (&
 // of its outputs; `sink` is its logit, -inf where there is none.
 __device__ __forceinline__ float finish_row(const Rows& rows, int half, float sink, float& lse) {
   const float maximum = rows.maximum[half];
-  float sum = rows.sum[half];
-  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+  float sum = quad_sum(rows.sum[half]);
   if (rows.position[half] < 0) {
-    lse = NEGATIVE_INFINITY;
+    lse = minus_infinity();
     return 0.0f;
   }
   // Every score -inf or NaN: the definition subtracts -inf from -inf.
-  if (maximum == NEGATIVE_INFINITY) sum = __int_as_float(0x7FC00000);
+  if (maximum == minus_infinity()) sum = __int_as_float(0x7FC00000);
   lse = __fmaf_rn(maximum, LN_2, logf(sum));
   return __frcp_rn(__fadd_rn(sum, exp2_approx(__fmaf_rn(sink, LOG2_E, -maximum))));
 }

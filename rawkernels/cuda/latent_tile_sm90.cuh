@@ -27,7 +27,7 @@ struct Tile {
 // wait for them.
 __device__ __forceinline__ Tile load_tile(const Params& p, int tile, int2 keys, int head) {
   const int first_head = tile % p.head_tiles * HEAD_TILE;
-  const float none = __int_as_float(0xFF800000);
+  const float none = minus_infinity();
   Tile t = {tile * HEAD_TILE, keys, {none, none}};
   if (p.sink != nullptr) {
     t.sink[0] = __ldg(p.sink + first_head + head);
@@ -82,15 +82,6 @@ __device__ __forceinline__ void scores_of_tile(float (&s)[SCORES], TileShared& s
   products_ready(s);
 }
 
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // Scores that the token does not see become -inf; of those it sees, the ones of rows that are not
 // finite become NaN. Returns the largest of each of the thread's two heads in `largest`.
 __device__ __forceinline__ void mask_scores(float (&s)[SCORES], float (&largest)[2], int2 keys,
@@ -103,7 +94,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[SCORES], float (&largest)
       if (bits & 2) s[4 * j + 1] = s[4 * j + 3] = __int_as_float(0x7FC00000);
     }
   }
-  const float none = __int_as_float(0xFF800000);
+  const float none = minus_infinity();
   const int to_wrap = min(keys.y, ring_len - keys.x), wrapped = keys.y - to_wrap;
   const int from_first = 2 * quad - keys.x, from_wrap = 2 * quad - wrapped;
   largest[0] = largest[1] = none;
@@ -204,7 +195,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, TileShared& shared,
   float base[2], sum[2], part[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int head = 0; head < 2; head++)
-    base[head] = largest[head] == __int_as_float(0xFF800000) ? 0.0f : largest[head] * p.scale_log2;
+    base[head] = largest[head] == minus_infinity() ? 0.0f : largest[head] * p.scale_log2;
   uint32_t weights[KEY_STEPS * 4];  // bf16 pairs, as the A operand of O = P V
   weights[KEY_STEPS * 4 - 2] = weights[KEY_STEPS * 4 - 1] = 0;  // rows 136 .. 143
 #pragma unroll

@@ -11,6 +11,7 @@
 #pragma once
 #include "hopper.cuh"
 #include "rope.cuh"
+#include "softmax.cuh"
 
 static_assert(HEAD_DIM == 512, "8 slabs of 64 columns, 4 parts of 128 columns of output");
 static_assert(HEAD_TILE == 64, "rows of a warpgroup product");
@@ -36,7 +37,6 @@ constexpr int STAGE_BYTES = STAGE_ROWS * SLAB_ROW_BYTES;
 static_assert(SLAB_BYTES % 1024 == 0, "operands of products start at multiples of 1024");
 
 constexpr uint32_t MAX_ONE_PRODUCT_CODE = 134;  // see dequantize_block: 2^(134 - 7) is a bf16
-constexpr float LOG2_E = 1.44269504089f, LN_2 = 0.69314718056f;
 
 // Rows of a window whose record is not finite: bit r % 32 of words[r / 32]. `any` is their union.
 struct NanRows {

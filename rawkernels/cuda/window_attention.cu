@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_rows(const WindowAttentionParams& p, const
     const int row = first_row + lane / 4 + 8 * half;
     const bool exists = row_exists(work, row);
     const int head = work.first_head + row % PACK;
-    const float sink = p.sink != nullptr && exists ? p.sink[head] : NEGATIVE_INFINITY;
+    const float sink = p.sink != nullptr && exists ? p.sink[head] : minus_infinity();
     float lse;
     const float factor = finish_row(rows, half, sink, lse);
     if (exists && lane % 4 == 0)
@@ -177,7 +177,7 @@ window_attention(const __grid_constant__ WindowAttentionParams p) {
   const int num_visits = last_position < 0 ? 0 : sink_end + end - start;
   const int newest_oldest = oldest_key(last_position, p.window);  // of the last query's window
 
-  Rows rows = {{-1, -1}, {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, {0.0f, 0.0f}};
+  Rows rows = {{-1, -1}, {minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;

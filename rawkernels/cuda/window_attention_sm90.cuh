@@ -7,6 +7,7 @@
 // position and the keys, whatever chunk or batch it is computed in.
 #pragma once
 #include "attention_products_sm90.cuh"
+#include "softmax.cuh"
 
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "steps of products; O in registers");
 static_assert(HEADS >= 1 && HEADS <= 16 && (HEADS & (HEADS - 1)) == 0, "a warp holds whole tokens");
@@ -25,9 +26,7 @@ constexpr int CONSUMER_WARPS = CONSUMER_THREADS / 32;
 constexpr int WARPS = WARPGROUP_THREADS / 32;  // of a warpgroup
 constexpr int STAGE_BYTES = WARP_ROWS * SLAB_ROW_BYTES;  // 64 columns of a warp's rows
 constexpr int QUERY_SLAB_BYTES = ROW_TILE * SLAB_ROW_BYTES;
-constexpr float LOG2_E = 1.44269504089f, LN_2 = 0.69314718056f;
 
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
 // Byte offset of columns 16 step .. within an operand whose slabs are `slab_bytes`.
 __device__ constexpr uint32_t column_offset(int step, uint32_t slab_bytes) {
   return step / 4 * slab_bytes + step % 4 * 32;
@@ -85,14 +84,6 @@ __device__ __forceinline__ int2 find_tile(const Params& p, int index, int tokens
 
 // ---- softmax
 
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
 // With a soft cap, scores become tanh(score * pre_scale); scale_log2 then holds the cap.
 template <int N>
 __device__ __forceinline__ void soften(float (&s)[N], float pre_scale) {

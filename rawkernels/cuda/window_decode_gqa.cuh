@@ -122,7 +122,7 @@ __device__ __forceinline__ Sinks load_sinks(const float* sink, const Rows& rows,
     for (int j = 0; j < 2; j++) {
       const int head = (rows.first_row + 8 * n + threadIdx.x % 4 * 2 + j) % rows.group;
       const float* at = sink + kv_head * rows.group + head;
-      sinks.logits[n][j] = sink == nullptr ? NEGATIVE_INFINITY : __fmul_rn(__ldg(at), LOG2_E);
+      sinks.logits[n][j] = sink == nullptr ? minus_infinity() : __fmul_rn(__ldg(at), LOG2_E);
     }
   }
   return sinks;
@@ -143,10 +143,10 @@ __device__ __forceinline__ void store_rows(const Params& p, const Shared& shared
       if (r >= rows.num_rows) continue;
       const int64_t place = place_of(p, rows, kv_head, r);
       const float maximum = state.maximum[n][j];
-      float sum = state.sum[n][j], lse = NEGATIVE_INFINITY;
+      float sum = state.sum[n][j], lse = minus_infinity();
       if (shared.rows[r].length > 0 || shared.rows[r].pinned > 0) {
         // Every score -inf or NaN: the definition subtracts -inf from -inf.
-        if (maximum == NEGATIVE_INFINITY) sum = __int_as_float(0x7FC00000);
+        if (maximum == minus_infinity()) sum = __int_as_float(0x7FC00000);
         lse = __fmaf_rn(maximum, LN_2, logf(sum));
         // Without a finite score the sum is NaN already, and -inf - -inf would be no news.
         sum = __fadd_rn(sum, exp2_approx(__fsub_rn(sinks.logits[n][j], maximum)));

@@ -123,7 +123,7 @@ __device__ __forceinline__ void zero_blind_tokens(const Params& p, int warp, int
       const int64_t row = (int64_t)(base + __ffs(left) - 1) * heads;
       uint4* out = (uint4*)p.out + row * (HEAD_DIM / 8);
       for (int i = lane; i < heads * (HEAD_DIM / 8); i += 32) out[i] = make_uint4(0, 0, 0, 0);
-      for (int i = lane; i < heads; i += 32) p.lse[row + i] = __int_as_float(0xFF800000);
+      for (int i = lane; i < heads; i += 32) p.lse[row + i] = minus_infinity();
     }
   }
 }
