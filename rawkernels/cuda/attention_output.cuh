@@ -25,6 +25,21 @@ struct Query {
   int num_heads;              // heads that exist, 1 .. HEAD_TILE
 };
 
+// Heads first_head .. of a token; Params are window_decode's or window_prefill's.
+template <typename Params>
+__device__ __forceinline__ Query query_of(const Params& p, int token, int first_head) {
+  const int64_t row = int64_t(token) * p.num_q_heads + first_head;
+  Query query;
+  query.q = p.q + row * HEAD_DIM;
+  query.out = p.out + row * HEAD_DIM;
+  query.lse = p.lse + row;
+  query.sink = p.sink == nullptr ? nullptr : p.sink + first_head;
+  query.rope_table = p.rope_table;
+  query.position = ROPE_DIMS > 0 ? p.positions[token] : 0;
+  query.num_heads = min(p.num_q_heads - first_head, HEAD_TILE);
+  return query;
+}
+
 // The rotation back from the position, (cos, -sin) of each pair. rotation: [ROPE_DIMS / 2].
 __device__ __forceinline__ void load_rotation(float2* rotation, const Query& query) {
   for (int pair = threadIdx.x; pair < ROPE_DIMS / 2; pair += NUM_THREADS) {

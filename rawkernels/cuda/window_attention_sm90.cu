@@ -264,10 +264,7 @@ window_attention_sm90(const __grid_constant__ Params p) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warpgroup = __shfl_sync(~0u, tid / WARPGROUP_THREADS, 0);
   if (tid == 0) {
-    prefetch_tensor_map(&p.q_map);
-    prefetch_tensor_map(&p.k_map);
-    prefetch_tensor_map(&p.v_map);
-    prefetch_tensor_map(&p.out_map);
+    prefetch_maps(p);
     for (int i = 0; i < Q_STAGES; i++) {
       barrier_init(shared_address(shared.q_full + i), 1);
       barrier_init(shared_address(shared.q_empty + i), CONSUMER_WARPS);

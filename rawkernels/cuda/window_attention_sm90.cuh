@@ -12,6 +12,8 @@
 static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "steps of products; O in registers");
 static_assert(HEADS >= 1 && HEADS <= 16 && (HEADS & (HEADS - 1)) == 0, "a warp holds whole tokens");
 static_assert(sizeof(Params) == PARAMS_BYTES, "the launcher packs another struct");
+static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65536,
+              "one SM");
 
 constexpr int ROW_TILE = 64;
 constexpr int ROW_TOKENS = ROW_TILE / HEADS;
@@ -26,6 +28,14 @@ constexpr int CONSUMER_WARPS = CONSUMER_THREADS / 32;
 constexpr int WARPS = WARPGROUP_THREADS / 32;  // of a warpgroup
 constexpr int STAGE_BYTES = WARP_ROWS * SLAB_ROW_BYTES;  // 64 columns of a warp's rows
 constexpr int QUERY_SLAB_BYTES = ROW_TILE * SLAB_ROW_BYTES;
+constexpr int QUERY_BYTES = NUM_SLABS * QUERY_SLAB_BYTES;
+
+__device__ __forceinline__ void prefetch_maps(const Params& p) {
+  prefetch_tensor_map(&p.q_map);
+  prefetch_tensor_map(&p.k_map);
+  prefetch_tensor_map(&p.v_map);
+  prefetch_tensor_map(&p.out_map);
+}
 
 // Byte offset of columns 16 step .. within an operand whose slabs are `slab_bytes`.
 __device__ constexpr uint32_t column_offset(int step, uint32_t slab_bytes) {

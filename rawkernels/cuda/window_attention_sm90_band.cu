@@ -27,14 +27,11 @@ constexpr int MIRRORED = PIECE_CHUNKS - 1;
 constexpr int CHUNK_SLAB_BYTES = CHUNK * SLAB_ROW_BYTES;
 constexpr int KEY_SLAB_BYTES = (NUM_CHUNKS + MIRRORED) * CHUNK_SLAB_BYTES;
 constexpr int VALUE_SLAB_BYTES = NUM_CHUNKS * CHUNK_SLAB_BYTES;
-constexpr int QUERY_BYTES = NUM_SLABS * QUERY_SLAB_BYTES;
 constexpr int STEP_ENTRIES = AHEAD_CHUNKS / STEP_CHUNKS + 2;  // steps begun and not all done
 static_assert(BAND_CHUNKS % PIECE_CHUNKS == 0, "whole pieces");
 static_assert(WINDOW >= 1 && WINDOW - 1 <= HISTORY, "the band holds the window");
 static_assert(AHEAD_CHUNKS >= STEP_CHUNKS, "the next step's chunks");
 static_assert(Q_STAGES % CONSUMERS == 0, "a warpgroup sees every phase of its own slots");
-static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65536,
-              "one SM");
 
 struct Tile {
   RowTokens tokens;
@@ -345,10 +342,7 @@ window_attention_sm90_band(const __grid_constant__ Params p) {
   const int tid = threadIdx.x, lane = tid % 32;
   const int warpgroup = __shfl_sync(~0u, tid / WARPGROUP_THREADS, 0);
   if (tid == 0) {
-    prefetch_tensor_map(&p.q_map);
-    prefetch_tensor_map(&p.k_map);
-    prefetch_tensor_map(&p.v_map);
-    prefetch_tensor_map(&p.out_map);
+    prefetch_maps(p);
     for (int i = 0; i < Q_STAGES; i++) {
       barrier_init(shared_address(shared.q_full + i), 1);
       barrier_init(shared_address(shared.q_empty + i), WARPS);

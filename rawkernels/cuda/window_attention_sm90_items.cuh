@@ -6,12 +6,9 @@
 constexpr int TILE_TOKENS = ROW_TOKENS * CONSUMERS;
 constexpr int KEY_SLAB_BYTES = KEY_TILE * SLAB_ROW_BYTES;
 constexpr int KEY_BYTES = NUM_SLABS * KEY_SLAB_BYTES;
-constexpr int QUERY_BYTES = NUM_SLABS * QUERY_SLAB_BYTES;
 constexpr int SCORES = KEY_TILE / 2;
 static_assert(NARROW_TILE % 16 == 0 && NARROW_TILE < KEY_TILE, "its part that is in sight");
 static_assert(KEY_TILE % 16 == 0 && KEY_TILE <= 256, "steps of products, rows of a box");
-static_assert(WARPGROUP_THREADS * (PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) <= 65536,
-              "one SM");
 
 // A query tile and its keys.
 struct Item {

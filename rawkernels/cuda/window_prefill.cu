@@ -37,15 +37,5 @@ window_prefill(const __grid_constant__ WindowPrefillParams p) {
   const int token = blockIdx.x / p.head_tiles;
   const int first_head = blockIdx.x % p.head_tiles * HEAD_TILE;
   if (threadIdx.x == 0) shared.runs = buffer_runs(p, token);
-
-  const int64_t row = int64_t(token) * p.num_q_heads + first_head;
-  Query query;
-  query.q = p.q + row * HEAD_DIM;
-  query.out = p.out + row * HEAD_DIM;
-  query.lse = p.lse + row;
-  query.sink = p.sink == nullptr ? nullptr : p.sink + first_head;
-  query.rope_table = p.rope_table;
-  query.position = ROPE_DIMS > 0 ? p.positions[token] : 0;
-  query.num_heads = min(p.num_q_heads - first_head, HEAD_TILE);
-  attend(shared, query, p.scale_log2);
+  attend(shared, query_of(p, token, first_head), p.scale_log2);
 }
