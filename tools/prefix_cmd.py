@@ -26,6 +26,7 @@ from .command import add_overrides, attempt, keep_report, raise_faults
 DESCRIPTION = """Run one trace without a prefix cache and under each of its contracts: what was
 computed, what it cost, and how far the outputs differ."""
 EXAMPLE = "ringslab prefix quickstart.yaml --contracts none,full --set run.trace.num_requests=8"
+WARM_REQUESTS = 8
 CONTRACTS = ("none", "full", "exact", "bounded")
 
 
@@ -109,8 +110,8 @@ def load_contracts(args: argparse.Namespace, contracts: list[str]) -> list[tuple
     )
 
 
-def _load(args: argparse.Namespace, contract: str) -> Config:
-    return load_config(args.config, (*args.overrides, f"prefix.contract={contract}"))
+def _load(args: argparse.Namespace, contract: str, *more: str) -> Config:
+    return load_config(args.config, (*args.overrides, f"prefix.contract={contract}", *more))
 
 
 @contextlib.contextmanager
@@ -134,8 +135,15 @@ def replay(engine: Engine, args: argparse.Namespace, watched: Watched | None = N
 
 
 def side_by_side(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dict[str, Any]:
-    """A row a contract; differences are to the first of them."""
+    """A row a contract; differences are to the first of them. The first requests run once before,
+    so that no contract pays for building kernels."""
     rows, first = [], None
+    contract, cfg = configs[0]
+    few = min(WARM_REQUESTS, cfg.run.trace.num_requests or WARM_REQUESTS)
+    _say(f"{few} requests to warm up")
+    cfg = _load(args, contract, f"run.trace.num_requests={few}")
+    with open_engine(args, cfg) as engine:
+        replay(engine, args)
     for contract, cfg in configs:
         _say(f"contract {contract}")
         watched = Watched(args.watch)
