@@ -309,6 +309,7 @@ __device__ __forceinline__ void consume(const Params& p, Shared& shared, int con
     float s[PIECES][SCORES];
     scores_of_tile(s, descriptor(shared_address(shared.queries[q_slot])),
                    descriptor(shared_address(shared.keys)), tile.slot);
+    warp_barrier();  // all lanes have read the tile
     if (lane == 0) barrier_arrive(shared_address(shared.q_empty + q_slot));
     q_slot += CONSUMERS;
     if (q_slot >= Q_STAGES) q_slot -= Q_STAGES, q_phase++;
