@@ -5,7 +5,7 @@
 // Inside a range, entering another sequence takes as long as this many tokens: all tokens before it
 // are waited for, then the whole window is replaced. At the start of a range it costs nothing more,
 // because every range begins with a whole window.
-constexpr int ENTER_TOKENS = 5;
+constexpr int ENTER_TOKENS = 8;
 
 struct TokenRange {
   int first, num;
