@@ -128,10 +128,8 @@ class PrefixPlanner:
         state, at = self._rows[row], int(table.num_computed[row])
         if self._replay_end(state, at) is not None:
             return
-        coming = {self._rows[one.row].keys[self._index_of(one.boundary)] for one in self.staged}
         for boundary in self._due(state, at, at + count - 1):
-            if state.keys[self._index_of(boundary)] not in coming:
-                self.staged.append(StagedBoundary(row, boundary, len(self.staged)))
+            self.staged.append(StagedBoundary(row, boundary, len(self.staged)))
 
     def admitted(self, table: SequenceTable, row: int) -> None:
         """A row got its state slot, and begins where `prepare` put it."""
@@ -270,8 +268,8 @@ class PrefixPlanner:
                 return
 
     def _stop(self, table: SequenceTable, row: int, state: _Row) -> int:
-        """Where the next chunk of a row must end: at the boundary of its replay, or at the next
-        one where a snapshot is due."""
+        """Where the next chunk of a row must end: at the boundary of its replay, or at the first
+        one where a snapshot is due that cannot be staged."""
         at, known = int(table.num_computed[row]), int(table.num_tokens[row])
         end = self._replay_end(state, at)
         if end is not None:
@@ -289,10 +287,12 @@ class PrefixPlanner:
         return claim.resume.boundary if claim is not None and at < claim.resume.boundary else None
 
     def _due(self, state: _Row, at: int, last: int) -> Iterator[int]:
-        """Boundaries in at + 1 .. last of which there is no snapshot yet."""
+        """Boundaries in at + 1 .. last of which there is no snapshot, and none is staged."""
+        staged = {self._rows[one.row].keys[self._index_of(one.boundary)] for one in self.staged}
         step = self.block_size * self.interval
         for boundary in range(align_down(at, step) + step, last + 1, step):
-            if not self._is_cached(state, boundary):
+            is_staged = state.keys[self._index_of(boundary)] in staged
+            if not is_staged and not self._is_cached(state, boundary):
                 yield boundary
 
     def _is_cached(self, state: _Row, boundary: int) -> bool:

@@ -65,6 +65,33 @@ def test_two_requests_with_one_prefix_in_a_batch():
     ]
 
 
+def test_what_is_staged_takes_no_place_twice():
+    """Two requests with the same 48 tokens and three places: the second passes them all, and is not
+    cut where the first has filled the stage."""
+    one = Cached(interval=2, stage=STAGE, token_budget=200)
+    for id, count in (("a", 50), ("b", 60)):
+        one.submit(rs.Request(id, numbered(count), 1))
+    one.step()
+    batch, _, orders = one.batches[-1]
+    assert batch.seqlens_q.tolist() == [50, 60]
+    assert [(order.blocks, order.place) for order in orders] == [(2, 0), (4, 1), (6, 2)]
+
+
+def test_a_request_may_rely_on_one_that_is_aborted():
+    """Two requests share a boundary, whose snapshot the first was to leave; it is aborted while the
+    batch is computed. The second leaves its own, and the next one that passes makes it up."""
+    one = Cached(interval=2, stage=STAGE, token_budget=200)
+    for id, tail in (("a", 300), ("b", 500)):
+        one.submit(rs.Request(id, np.concatenate([numbered(16), numbered(18, first=tail)]), 1))
+    batch = one.scheduler.next_batch()
+    assert [(s.boundary, s.place) for s in one.planner.staged] == [(16, 0), (32, 1), (32, 2)]
+    one.scheduler.abort("a")
+    one.scheduler.commit(batch, [0, 0], [7, 7])
+    assert [(order.blocks, order.place) for order in one.planner.take_snapshots()] == [(4, 2)]
+    one.run(rs.Request("c", np.concatenate([numbered(16), numbered(4, first=700)]), 1))
+    assert sorted(one.stored.values()) == [2]
+
+
 @pytest.mark.parametrize("end", ["abort", "preempt"])
 def test_what_ends_in_flight_leaves_no_snapshot(end):
     """A request that is aborted or preempted while its batch is computed; the next batch has the
