@@ -1,14 +1,14 @@
-"""Snapshots of boundaries inside a prefill chunk: when they are taken, and that they hold what a
-chunk that ends there leaves in its slot."""
+"""Snapshots of boundaries inside a prefill chunk, as the planner orders them: which are staged, and
+where chunks end all the same."""
 
 import numpy as np
 import pytest
-from prefix_model import BOUNDED, Cached
-from prefix_story import Run, block, cached, tiny_alone
+from prefix_model import BOUNDED, EXACT, Cached
 
 import ringslab as rs
-from ringslab.engine.snapshot_stage import plan_stage
-from ringslab.schedules.prefix_orders import Stage
+from ringslab.engine.snapshot_stage import SnapshotStage
+from ringslab.schedules.prefix_index import Entry
+from ringslab.schedules.prefix_orders import RINGS, Stage
 
 STAGE = Stage(places=3, ring_len=10)
 
@@ -63,6 +63,55 @@ def test_two_requests_with_one_prefix_in_a_batch():
         (batch.state_ids[0], 2, 0),
         (batch.state_ids[1], 4, 1),
     ]
+
+
+def test_a_boundary_right_before_the_last_token_is_passed():
+    """33 tokens: the chunk has one token behind 32, so its slot no longer holds that snapshot."""
+    one = Cached(interval=2, stage=STAGE)
+    assert one.run(rs.Request("a", numbered(33), 1)) == [(0, 33)]
+    assert [(order.blocks, order.place) for order in one.batches[0][2]] == [(2, 0), (4, 1)]
+
+
+@pytest.mark.parametrize(("budget", "second"), [(22, (22, 40)), (23, (23, 32))])
+def test_a_chunk_passes_a_boundary_a_ring_behind_its_first_token(budget, second):
+    """A ring of 10 is full of the chunk's own tokens where that begins at 22, not at 23."""
+    one = Cached(interval=2, stage=STAGE, token_budget=budget)
+    assert one.run(rs.Request("a", numbered(40), 1))[1] == second
+    assert sorted(one.stored.values()) == [2, 4]
+
+
+def test_sequences_of_a_batch_share_the_stage():
+    """The first takes two of three places and the second the last, so its chunk ends at 32; the
+    next batch has all of them again."""
+    one = Cached(interval=2, stage=STAGE, token_budget=200)
+    for first, id in ((0, "a"), (500, "b")):
+        one.submit(rs.Request(id, numbered(47, first), 1))
+    one.step()
+    batch, _, orders = one.batches[-1]
+    assert batch.seqlens_q.tolist() == [47, 32]
+    places = [(order.state_id, order.blocks, order.place) for order in orders]
+    a, b = batch.state_ids
+    assert places == [(a, 2, 0), (a, 4, 1), (b, 2, 2), (b, 4, None)]
+    assert len(one.run(rs.Request("c", numbered(64, first=900), 1))) > 1
+    assert [order.place for order in one.batches[1][2]] == [0, 1, 2, None]
+
+
+def test_places_of_tokens():
+    """Two prompts beside a decoding request, so that no row is its sequence's number. Each
+    boundary takes the 10 tokens before it, from the batch's first token on where it is at 10."""
+    stage = SnapshotStage(Stage(3, 10), None, frozenset())
+    one = Cached(block_size=10, stage=stage.room, num_state_slots=3)
+    one.submit(rs.Request("x", numbered(3, first=900), 9))
+    one.step()
+    for id, first, count in (("a", 0, 13), ("b", 500, 24)):
+        one.submit(rs.Request(id, numbered(count, first), 1))
+    one.step()
+    batch = one.scheduler.next_batch()
+    assert batch.seqlens_q.tolist() == [13, 24]
+    assert batch.slots.tolist() == [1, 2]
+    places = stage.places_of(batch, one.planner.staged)
+    assert places.dtype == np.int32
+    assert places.tolist() == [0] * 10 + [-1] * 3 + [1] * 10 + [2] * 10 + [-1] * 4
 
 
 def test_what_is_staged_takes_no_place_twice():
@@ -120,95 +169,15 @@ def test_a_replay_is_not_staged():
     assert [order.place for order in one.batches[-1][2]] == [0]
 
 
-@pytest.mark.parametrize("contract", ["full", "exact"])
-def test_staged_snapshots_are_those_of_chunks_that_end_there(backend, contract):
-    """Four prompts in one batch, snapshots every 16 tokens. The ring records of every value in the
-    store, byte for byte, are those of an engine whose chunks end at snapshots; and requests that
-    hit them give the outputs of requests alone."""
-    overrides = (
-        "prefix.snapshot_blocks=2",
-        "engine.token_budget=200",
-        "engine.num_state_slots=4",
-        "engine.max_prefill_seqs=4",
-    )
-    prompts = [
-        np.concatenate([*(block(10 * n + k) for k in range(2 * n)), block(90 + n)[:5]])
-        for n in (1, 2, 3, 3)
-    ]
-    found, chunks = [], []
-    for staged in (True, False):
-        with cached(contract, *overrides, backend=backend) as engine:
-            assert engine.prefix.planner.stage == Stage(16, 11)
-            if not staged:
-                engine.prefix.planner.stage = None
-            run = Run(engine)
-            for i, prompt in enumerate(prompts):
-                run.submit(f"r{i}", prompt.astype(np.int32), 3)
-            batch = run.step()
-            chunks.append(batch.seqlens_q.tolist())
-            run.run()
-            engine.prefix.flush()
-            found.append(stored_records(engine))
-            for i, prompt in enumerate(prompts):
-                id = f"again{i}"
-                run.submit(id, prompt.astype(np.int32), 2)
-                run.run()
-                boundary = len(prompt) - 5
-                is_hit = contract == "full" or boundary > 3 * 7 + 10  # the reach of `exact`
-                assert run.first_outputs[id][1] == (boundary if is_hit else 0)
-                wanted = tiny_alone(tuple(run.known[id].tolist()))
-                if backend == "cpu":
-                    for (name, layer, position), rows in run.outputs.items():
-                        if name == id:
-                            assert np.array_equal(rows, wanted[layer, position])
-    assert chunks == [[21, 37, 53, 53], [16, 16, 16, 16]]
-    assert found[0].keys() == found[1].keys()
-    assert len(found[0]) >= 6
-    for key, records in found[0].items():
-        for one, other in zip(records, found[1][key], strict=True):
-            assert np.array_equal(one, other)
-
-
-def stored_records(engine):
-    """By key, the records of each ring of a snapshot, uint8 [ring_len, record_bytes]."""
-    shelf, layout, found = engine.prefix.store.shelf, engine.cfg.slot_layout, {}
-    for key, sealed in shelf._values.items():
-        value = np.frombuffer(sealed, np.uint8)[-engine.prefix.num_bytes :]
-        slot = np.zeros(layout.slot_bytes, np.uint8)
-        slot[: len(value)] = value
-        found[key] = [
-            layout.view(slot, ring.layer)[0, :, 0].copy()
-            for ring in layout.rings
-            if ring.kind == "swa" and ring.offset < len(value)
-        ]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("overrides", "wanted"),
-    [
-        (("prefix.snapshot_blocks=1",), None),  # 8 tokens from one to the next, rings of 11
-        (("prefix.snapshot_blocks=2",), Stage(2, 11)),  # a budget of 32
-        (("prefix.snapshot_blocks=2", "engine.token_budget=9"), None),
-        (("prefix.snapshot_blocks=2", "engine.token_budget=5000"), Stage(16, 11)),
-    ],
-)
-def test_where_there_is_a_stage(overrides, wanted):
-    """Not where snapshots would share tokens, nor where a chunk is shorter than a ring; its places
-    are bounded."""
-    with cached("full", *overrides) as engine:
-        assert plan_stage(engine.cfg, engine.prefix.num_bytes) == wanted
-        assert engine.prefix.planner.stage == wanted
-
-
-def test_no_stage_beside_pinned_positions():
-    """The first positions of a sequence are in its ring for good, and rarely in the chunk."""
-    cfg = rs.load_config("deepseek_v4_1_flash.yaml", ("prefix.contract=full",))
-    size = cfg.slot_layout.slot_bytes
-    assert plan_stage(cfg, size) == Stage(16, 134)
-    ring = cfg.slot_layout.rings[0]
-    object.__setattr__(ring, "sink_tokens", 4)
-    try:
-        assert plan_stage(cfg, size) is None
-    finally:
-        object.__setattr__(ring, "sink_tokens", 0)
+def test_a_replay_over_a_boundary_that_is_gone_is_not_staged():
+    """A hit at 32 under `exact` computes from 23 on. The snapshot at 24 was evicted: a replay's
+    records are not the sequence's, so none is taken of it."""
+    one = Cached(EXACT, stage=Stage(places=3, ring_len=1))
+    one.run(rs.Request("a", numbered(32), 0))
+    keys = {blocks: key for key, blocks in one.stored.items()}
+    one.index.drop(Entry(RINGS, keys[3]))
+    del one.stored[keys[3]]
+    prompt = np.concatenate([numbered(32), numbered(12, first=700)])
+    assert one.run(rs.Request("b", prompt, 0)) == [(23, 32), (32, 44)]
+    assert keys[3] not in one.stored
+    assert [(order.blocks, order.place) for order in one.batches[-1][2]] == [(5, 0)]
