@@ -21,6 +21,10 @@ class PrefixHooks(Protocol):
     def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None:
         """A request that was checked has a row."""
 
+    def picking(self) -> None:
+        """A prefill batch is about to be picked; what was picked before and never became a batch is
+        void."""
+
     def prepare(self, table: SequenceTable, row: int) -> None:
         """A row's next chunk is about to be cut. Sets num_computed, start, swa_valid_start and
         first_output of a waiting row, and stop of any."""
@@ -49,6 +53,8 @@ class NoPrefix:
     def check(self, id: str, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
 
     def submitted(self, row: int, prompt: np.ndarray, hash_ids: Sequence[int]) -> None: ...
+
+    def picking(self) -> None: ...
 
     def prepare(self, table: SequenceTable, row: int) -> None: ...
 

@@ -112,6 +112,10 @@ class PrefixPlanner:
             self.counters.best_blocks += known
             self.seen.update(keys)
 
+    def picking(self) -> None:
+        """Before chunks of a batch are cut."""
+        self.staged = []  # of a batch that a failed read ended while it was picked
+
     def prepare(self, table: SequenceTable, row: int) -> None:
         """Before a chunk of a row is cut: a waiting row gets its start, every row the position
         where its chunk must end."""

@@ -141,6 +141,23 @@ def test_a_request_may_rely_on_one_that_is_aborted():
     assert sorted(one.stored.values()) == [2]
 
 
+def test_a_batch_that_fails_while_it_is_picked_leaves_nothing_staged():
+    """The store raises at the second request of a batch, after the first one's chunk was cut. The
+    first is aborted then, and the second runs with the whole stage."""
+    one = Cached(interval=2, stage=STAGE)
+    one.run(rs.Request("z", numbered(16), 0))
+    fetch, one.planner.fetch = one.planner.fetch, lambda keys, blocks: 1 // 0
+    for id, prompt in (("a", numbered(20, first=500)), ("b", numbered(40))):
+        one.submit(rs.Request(id, prompt, 0))
+    with pytest.raises(ZeroDivisionError):
+        one.scheduler.next_batch()
+    one.planner.fetch = fetch
+    one.scheduler.abort("a")
+    batch = one.scheduler.next_batch()
+    assert batch.request_ids == ("b",)
+    assert [(staged.boundary, staged.place) for staged in one.planner.staged] == [(32, 0)]
+
+
 @pytest.mark.parametrize("end", ["abort", "preempt"])
 def test_what_ends_in_flight_leaves_no_snapshot(end):
     """A request that is aborted or preempted while its batch is computed; the next batch has the
