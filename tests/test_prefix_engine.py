@@ -1,7 +1,6 @@
 """Prefix hits in an engine with stacked layers: what the contracts promise, bit by bit."""
 
 import time
-from random import Random
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from ringslab.engine.prefix_cache import snapshot_bytes
 from ringslab.engine.prefix_values import PrefixValues, value_name
 from ringslab.engine.workspace import engine_sizes
 from ringslab.errors import BatchError
-from ringslab.schedules.prefix_index import Entry
-from ringslab.schedules.prefix_orders import RINGS
 
 
 def prompt_of(*names, tail=0):
@@ -318,33 +315,6 @@ def test_values_on_their_way(delay_s):
         for (name, layer, position), rows in run.outputs.items():
             if name == id:
                 np.testing.assert_array_equal(rows, wanted[layer, position])
-
-
-def test_what_concerns_one_entry_keeps_its_order():
-    """Puts and deletes of five entries by several threads, to a store that takes a random time for
-    each: of every entry the last call wins, and a get waits for the put before it."""
-    rng = np.random.default_rng(3)
-    with cached("full") as engine:
-        cache = engine.prefix
-        size, random, last = cache.num_bytes, Random(3), {}
-        put, delete = cache.store.put, cache.store.delete
-        cache.store.put = lambda *given: time.sleep(random.random() * 4e-3) or put(*given)
-        cache.store.delete = lambda *given: time.sleep(random.random() * 4e-3) or delete(*given)
-        values = PrefixValues(cache.store, cache.memory, {RINGS: size}, on_gpu=True)
-        entries = [Entry(RINGS, bytes([n]) * 16) for n in range(5)]
-        for _ in range(150):
-            entry = entries[rng.integers(5)]
-            if rng.integers(3):
-                last[entry] = rng.integers(0, 256, size, dtype=np.uint8)
-                values.put(entry, [last[entry]])
-                if not rng.integers(8):
-                    assert values.get(entry) == last[entry].tobytes()
-            else:
-                values.delete(entry)
-                last[entry] = None
-        values.flush()
-        for entry, value in last.items():
-            assert values.get(entry) == (None if value is None else value.tobytes())
 
 
 def test_a_store_that_takes_nothing():
