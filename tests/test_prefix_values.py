@@ -81,3 +81,20 @@ def test_a_slow_call_is_not_overtaken(calls):
         assert ended == [(value_name(one), number) for one, number in order]
         wanted = None if calls.endswith("delete") else new.tobytes()
         assert cache.store.get(value_name(entry)) == wanted
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_the_end_waits_for_puts_and_deletes(end):
+    """A put and a delete of two entries by a slow store have ended when `flush` and `close` return,
+    and the store closes after them."""
+    with cached("full") as engine:
+        cache, ended = engine.prefix, []
+        values = PrefixValues(cache.store, cache.memory, {RINGS: cache.num_bytes}, on_gpu=True)
+        close, entries = cache.store.close, [Entry(RINGS, bytes([n]) * 16) for n in range(2)]
+        cache.store.put = lambda *given: time.sleep(0.05) or ended.append("put") or True
+        cache.store.delete = lambda *given: time.sleep(0.1) or ended.append("delete") or True
+        cache.store.close = lambda: ended.append("close") or close()
+        values.put(entries[0], [np.zeros(cache.num_bytes, np.uint8)])
+        values.delete(entries[1])
+        getattr(values, end)()
+        assert ended == ["put", "delete", "close"][: 2 if end == "flush" else 3]

@@ -164,3 +164,13 @@ def test_on_a_gpu():
             for buffer, number in taken:
                 assert (copies.read(buffer) == number).all()
                 copies.give_back(buffer)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "buffers"),
+    [(1, 32), (1 << 22, 32), ((1 << 22) + 1, 31), (1 << 26, 2), (1 << 27, 2), (1 << 31, 2)],
+)
+def test_small_snapshots_have_more_buffers(num_bytes, buffers):
+    """32 of up to 4 MiB, as many as 128 MiB hold of larger ones, and never fewer than two."""
+    assert snapshot_buffers(num_bytes) == buffers
+    assert snapshot_buffer_bytes(num_bytes) == buffers * num_bytes
