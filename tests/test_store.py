@@ -76,6 +76,16 @@ def test_random_bytes_are_no_value(data):
     assert unseal(b"RSLB" + data, b"key", LAYOUT_A) is None
 
 
+def test_what_is_sealed_stays():
+    """A shelf may keep a sealed value as it is: nobody can write to it, and the value it was made
+    of is not part of it."""
+    value = bytearray(b"abc" * 100)
+    sealed = seal(b"key", view_value(value), LAYOUT_A)
+    value[:] = bytes(300)
+    assert unseal(sealed, b"key", LAYOUT_A) == b"abc" * 100
+    assert memoryview(sealed).readonly
+
+
 def test_put_copies():
     """A value changed after put returned is stored as it was."""
     with rs.open_store("memory:", layout=LAYOUT_A) as store:
