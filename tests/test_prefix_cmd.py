@@ -67,19 +67,46 @@ def test_a_store_that_outlives_a_run(capsys, trace, tmp_path):
         assert txn.stat(store.shelf._values)["entries"] == 0
 
 
-def test_ctrl_c_ends_the_comparison(capsys, monkeypatch, trace, tmp_path):
-    """A run that was interrupted is compared with nothing: status 130, no table and no report."""
+@pytest.mark.parametrize(("lines", "asked", "warm"), [(10, 10, 8), (3, None, 3), (10, 5, 5)])
+def test_a_few_requests_warm_up(capsys, monkeypatch, tmp_path, lines, asked, warm):
+    """The first 8 requests, or as many as there are, run before the contracts; nothing of that run
+    is in the table or in the first contract's store."""
+    run, counts = Engine.run, []
+
+    def counted(engine, *args, **options):
+        report = run(engine, *args, **options)
+        counts.append(report["requests"])
+        return report
+
+    monkeypatch.setattr(Engine, "run", counted)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(LINE % (i, 2 * 512, [1, 10 + i]) for i in range(lines)))
+    words = ["--trace", str(path), "--contracts", "full,none"]
+    words += ["--set", f"prefix.store=lmdb:{tmp_path / 's'}"]
+    if asked is None:
+        words += ["--set", "run.trace.kind=mooncake", "--set", f"run.trace.path={path}"]
+    words += ["--set", f"run.trace.num_requests={asked or 'null'}"]
+    found = ask(capsys, *words)
+    whole = asked or lines
+    assert counts == [warm, whole, whole]
+    assert [row["hit_blocks"] for row in found["rows"]] == [whole - 1, 0]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_ctrl_c_ends_the_comparison(capsys, monkeypatch, trace, tmp_path, runs):
+    """Warming up, or a contract's run, that was interrupted is compared with nothing: status 130,
+    no table and no report."""
     run, seen = Engine.run, []
 
     def interrupted(engine, *args, **options):
         seen.append(run(engine, *args, **options))
-        return seen[-1] | {"interrupted": True}
+        return seen[-1] | {"interrupted": len(seen) == runs}
 
     monkeypatch.setattr(Engine, "run", interrupted)
     report = tmp_path / "report.json"
     words = ["prefix", str(TINY), *COMMON, "--trace", trace, "--report", str(report)]
     assert main(words) == 130
-    assert len(seen) == 1
+    assert len(seen) == runs
     assert capsys.readouterr().out == ""
     assert not report.exists()
 
