@@ -49,11 +49,8 @@ class SnapshotStage:
     slab: Any
     layers: frozenset[int]
 
-    def places_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> np.ndarray | None:
-        """Where each token's record goes as well, int32 [T]: a place, or -1; None for a batch
-        without such tokens."""
-        if not staged:
-            return None
+    def places_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> np.ndarray:
+        """Where each token's record goes as well, int32 [T]: a place, or -1."""
         places = np.full(host.num_tokens, -1, np.int32)
         sequence_of = {row: i for i, row in enumerate(host.slots.tolist())}
         for one in staged:
