@@ -93,14 +93,14 @@ class RedisShelf:
 
     def _call(self, work: Callable[[], Result]) -> Result:
         """work() on the server, or ShelfFault. Repeating any of our commands does no harm."""
-        self._wait_out()
+        pause_s = self._wait_out()
         try:
             result = self._twice(work)
         except self.redis.ResponseError as error:  # it answered: full, read-only, another type
             self._answered()
             raise self.outage.fault(str(error)) from None
         except (self.redis.RedisError, OSError) as error:
-            raise self._away(error) from None
+            raise self._away(error, pause_s) from None
         self._answered()
         self.outage.over()
         return result
@@ -115,21 +115,26 @@ class RedisShelf:
         self._client.connection_pool.disconnect(inuse_connections=False)
         return work()
 
-    def _wait_out(self) -> None:
-        """Raises ShelfFault during a pause; after it, for all calls but the one that tries."""
+    def _wait_out(self) -> float:
+        """The last pause, 0 where the server answered. Raises ShelfFault during a pause; after it,
+        for all calls but the one that tries."""
         with self._lock:
             if self._pause_s == 0.0:
-                return
+                return 0.0
             now = time.monotonic()
             if now < self._retry_at:
                 raise ShelfFault(f"{self.shown}: away, tried again in {self._retry_at - now:.2f} s")
             self._retry_at = now + self._pause_s
+            return self._pause_s
 
-    def _away(self, error: Exception) -> ShelfFault:
+    def _away(self, error: Exception, pause_s: float) -> ShelfFault:
+        """The fault of a call that began after a pause of `pause_s`. Of several threads that lose
+        the server at once, the first one to notice makes the pause."""
         with self._lock:
-            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), MAX_PAUSE_S)
-            # Many clients lost the server at the same moment; they come back at different ones.
-            self._retry_at = time.monotonic() + self._pause_s * random.uniform(0.75, 1.0)
+            if self._pause_s == pause_s:
+                self._pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), MAX_PAUSE_S)
+                # Many clients lost the server at the same moment; they come back at different ones.
+                self._retry_at = time.monotonic() + self._pause_s * random.uniform(0.75, 1.0)
         return self.outage.fault(f"{type(error).__name__}: {error}")
 
     def _answered(self) -> None:

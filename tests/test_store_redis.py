@@ -10,7 +10,8 @@ import pytest
 from store_cases import LAYOUT_A, RedisServer, redis_problem
 
 import ringslab as rs
-from ringslab.engine.store_redis import MAX_PAUSE_S, check_redis_url
+from ringslab.engine.store_redis import FIRST_PAUSE_S, MAX_PAUSE_S, RedisShelf, check_redis_url
+from ringslab.engine.store_stats import ShelfFault, StoreStats
 from ringslab.errors import ArgumentError, StoreError
 
 needs_redis = pytest.mark.skipif(redis_problem() is not None, reason=redis_problem() or "")
@@ -135,6 +136,35 @@ def test_a_full_server(own_redis):
             client.config_set("maxmemory", 0)
         assert store.put(b"39", b"v")
     assert ["maxmemory" in str(w.message) for w in caught] == [True]
+
+
+def test_threads_that_lose_the_server_at_once_pause_once():
+    """Four calls are under way when the server stops answering: the pause is the first one, 0.1 s,
+    as for one call, and a later loss doubles it."""
+    pytest.importorskip("redis")
+    shelf = RedisShelf("redis://127.0.0.1:1/0", StoreStats(), timeout_s=0.1)
+    met = threading.Barrier(4)
+
+    def lose():
+        met.wait(10)
+        raise shelf.redis.TimeoutError("no answer")
+
+    def call():
+        with pytest.raises(ShelfFault):
+            shelf._call(lose)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert shelf._pause_s == FIRST_PAUSE_S
+        met = threading.Barrier(1)
+        assert wait_until(lambda: time.monotonic() > shelf._retry_at)
+        call()
+        assert shelf._pause_s == 2 * FIRST_PAUSE_S
 
 
 @needs_redis
