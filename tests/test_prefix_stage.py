@@ -3,7 +3,9 @@ where chunks end all the same."""
 
 import numpy as np
 import pytest
-from prefix_model import BOUNDED, EXACT, Cached
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefix_model import BOUNDED, EXACT, FULL, Cached
 
 import ringslab as rs
 from ringslab.engine.snapshot_stage import SnapshotStage
@@ -198,3 +200,57 @@ def test_a_replay_over_a_boundary_that_is_gone_is_not_staged():
     assert one.run(rs.Request("b", prompt, 0)) == [(23, 32), (32, 44)]
     assert keys[3] not in one.stored
     assert [(order.blocks, order.place) for order in one.batches[-1][2]] == [(5, 0)]
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_random_batches(data):
+    """Requests that share blocks, in batches of any size: what is staged lies inside a chunk, a
+    ring behind its first token, outside of replays, each in a place of its own; and in the end
+    every boundary of every prompt has its snapshot."""
+    draw, interval = data.draw, data.draw(st.integers(1, 3))
+    room = Stage(draw(st.integers(1, 4)), draw(st.integers(1, 8 * interval)))
+    one = Cached(
+        draw(st.sampled_from([FULL, EXACT, BOUNDED])),
+        interval=interval,
+        stage=room,
+        token_budget=draw(st.integers(1, 90)),
+        max_prefill_seqs=draw(st.integers(1, 4)),
+        num_state_slots=draw(st.integers(1, 4)),
+    )
+    names = st.lists(st.integers(0, 1), max_size=9)
+    prompts = [
+        np.concatenate([*(numbered(8, 1000 * k + 100 * n) for k, n in enumerate(blocks)), tail])
+        for blocks in draw(st.lists(names, min_size=1, max_size=6))
+        for tail in [numbered(draw(st.integers(1, 7)), 9999)]
+    ]
+    wanted, waiting = set(), list(enumerate(prompts))
+    while waiting or not one.scheduler.done:
+        count = draw(st.integers(int(one.scheduler.done), 2))
+        for id, prompt in [waiting.pop(0) for _ in waiting[:count]]:
+            one.submit(rs.Request(str(id), prompt, draw(st.integers(0, 20))))
+            keys = one.planner._rows[one.scheduler._row_of[str(id)]].keys
+            wanted |= set(keys[interval - 1 : len(prompt) // 8 : interval])
+        batch = one.scheduler.next_batch()
+        if batch is None:
+            continue
+        check_staged(one, batch, room)
+        one.scheduler.commit(batch, [0] * batch.num_seqs, [7] * batch.num_seqs)
+        for order in one.planner.take_snapshots():
+            one.index.insert(RINGS, order.keys, order.blocks)
+            one.stored[order.keys[order.blocks - 1]] = order.blocks
+    assert wanted <= one.stored.keys()
+
+
+def check_staged(one, batch, room):
+    staged, rows = one.planner.staged, batch.slots.tolist()
+    assert [each.place for each in staged] == list(range(len(staged)))
+    assert len(staged) <= room.places
+    assert batch.kind == "prefill" or not staged
+    for each in staged:
+        i = rows.index(each.row)
+        first = int(batch.seqlens_k[i] - batch.seqlens_q[i])
+        assert first >= batch.first_outputs[i]
+        assert first + room.ring_len <= each.boundary < batch.seqlens_k[i]
+    keys = [one.planner._rows[each.row].keys[each.boundary // 8 - 1] for each in staged]
+    assert len(set(keys)) == len(keys)
