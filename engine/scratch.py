@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ..layouts.config import Config
 from ..layouts.sizes import align_up
 from ..rawkernels.cuda.gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, parts_of
-from .decode_inputs import can_be_fixed, step_sizes
 from .paged_pool import PagedSizes
 
 POOL_ALIGN = 512  # bytes; CuPy's pool gives whole pieces of it
@@ -22,29 +21,21 @@ class ScratchSizes:
     prefill_bytes   keys and values of a prefill layer, decoded, and the bounds of its sequences;
                     out of CuPy's pool for one layer, then back into it
     partial_bytes   partial sums of decode steps whose long key lists are shared by thread blocks;
-                    taken at the first such step and kept
-    graph_bytes     the same once more for each captured decode step; taken as they are captured
+                    taken at the first such step and kept; captured steps share them
     """
 
     prefill_bytes: int = 0
     partial_bytes: int = 0
-    graph_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.prefill_bytes + self.partial_bytes + self.graph_bytes
-
-    @property
-    def step_bytes(self) -> int:
-        """What every engine needs, with captured steps or without."""
         return self.prefill_bytes + self.partial_bytes
 
 
 def scratch_sizes(
-    cfg: Config, paged: PagedSizes, prefill_seqs: int, prefill_tokens: int, decode_seqs: int
+    cfg: Config, paged: PagedSizes, prefill_seqs: int, prefill_tokens: int
 ) -> ScratchSizes:
-    """Scratch of an engine on a GPU whose largest prefill batch has so many sequences and tokens,
-    and its largest decode batch so many sequences."""
+    """Scratch of an engine on a GPU, for its largest prefill batch."""
     if cfg.latent:
         return ScratchSizes()
     local = [layer for layer in cfg.layers if layer.kind == "swa"]
@@ -58,5 +49,4 @@ def scratch_sizes(
     if cfg.paged_layout is not None:
         longest = max(longest, paged.table_width * cfg.paged_layout.block_size)
     partial = MAX_SPLIT_BYTES + 4 * MAX_UNITS if parts_of(longest) > 1 else 0
-    graphs = len(step_sizes(decode_seqs, cfg.tokens_per_step)) if can_be_fixed(cfg) else 0
-    return ScratchSizes(2 * vectors + 2 * bounds, partial, graphs * partial)
+    return ScratchSizes(2 * vectors + 2 * bounds, partial)

@@ -112,7 +112,7 @@ def engine_sizes(
     paged = paged_sizes(cfg, slots)
     scratch = ScratchSizes()
     if on_gpu:
-        scratch = scratch_sizes(cfg, paged, prefill_seqs, longest, decode_seqs)
+        scratch = scratch_sizes(cfg, paged, prefill_seqs, longest)
     return EngineSizes(
         num_state_slots=slots,
         max_decode_seqs=decode_seqs,
@@ -208,7 +208,7 @@ def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace
     room for what kernels take."""
     refuse_too_large(
         "engine workspace",
-        sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + sizes.scratch.step_bytes,
+        sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + sizes.scratch.total_bytes,
         memory.free_bytes()[0],
         memory.place,
     )

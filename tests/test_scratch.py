@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ringslab as rs
-from ringslab.engine.decode_inputs import step_sizes
 from ringslab.engine.scratch import ScratchSizes
 from ringslab.engine.workspace import engine_sizes, take_run_buffers, take_workspace
 from ringslab.errors import DeviceMemoryError
@@ -55,13 +54,11 @@ def test_a_prefill_takes_what_was_stated(name, host_pool):
     ("name", "parts"), [("gpt_oss_120b", True), ("mistral_7b", True), (TINY, False)]
 )
 def test_partial_sums_are_those_of_the_launcher(name, parts, host_pool):
-    """64 MiB and the counters where a key list is longer than a part of 256, and once more for each
-    captured step; rings of 11 and 256 tokens of pages have one part."""
+    """64 MiB and the counters where a key list is longer than a part of 256, however many steps are
+    captured; rings of 11 and 256 tokens of pages have one part."""
     cfg = rs.load_config(name)
     sizes = engine_sizes(cfg)
     assert sizes.scratch.partial_bytes == parts * sum(map(padded, gqa_workspace._make()))
-    graphs = len(step_sizes(sizes.max_decode_seqs, cfg.tokens_per_step))
-    assert sizes.scratch.graph_bytes == graphs * sizes.scratch.partial_bytes
 
 
 def test_of_the_small_model():
@@ -77,7 +74,7 @@ def test_scratch_is_part_of_the_sum():
     cfg = rs.load_config("mistral_7b")
     gpu, host = engine_sizes(cfg), engine_sizes(cfg, on_gpu=False)
     assert host.scratch == ScratchSizes()
-    assert gpu.total_bytes - host.total_bytes == gpu.scratch.total_bytes > 700_000_000
+    assert gpu.total_bytes - host.total_bytes == gpu.scratch.total_bytes > 200_000_000
     assert f"scratch of kernels {gpu.scratch.total_bytes:,} B" in gpu.describe()
     assert "scratch" not in host.describe()
     assert engine_sizes(rs.load_config("deepseek_v4_1_flash")).scratch == ScratchSizes()

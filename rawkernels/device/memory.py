@@ -10,8 +10,8 @@ import numpy as np
 from ...layouts.errors import DeviceMemoryError
 from ..memory import Memory, refuse_too_large
 from .probe import gpu_problem
-from .streams import cupy_stream, is_capturing, stream_pointer
-from .workspaces import take_workspaces_of
+from .streams import cupy_stream, is_capturing
+from .workspaces import lent_workspaces
 
 HOLD_S = 1.0  # the longest that a held stream waits for its release
 
@@ -137,15 +137,13 @@ def _copies() -> tuple[Callable[..., Any], ...]:
 
 def _capture(run: Callable[[], None]) -> Callable[[], None]:
     """`Memory.capture`. The graph is captured on a stream of its own, because the current one may
-    be the null stream, which cannot be captured. The graph keeps that stream, so that no other gets
-    its address, and with it its workspaces."""
+    be the null stream, which cannot be captured. It works with the current stream's workspaces, so
+    that any number of graphs has one: launched on another stream, it takes its turn."""
     import cupy
 
-    current = stream_pointer()
+    owner = cupy.cuda.get_current_stream()
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        if take_workspaces_of(current):
-            stream.synchronize()  # they are cleared before the graph's first launch elsewhere
+    with stream, lent_workspaces(owner) as lent:
         stream.begin_capture()
         try:
             run()
@@ -154,10 +152,16 @@ def _capture(run: Callable[[], None]) -> Callable[[], None]:
                 stream.end_capture()
             raise
         graph = stream.end_capture()
-    graph.upload(cupy.cuda.get_current_stream())
+    graph.upload(owner)
 
-    def launch(captured_on: Any = stream) -> None:
+    def launch() -> None:
+        current = cupy.cuda.get_current_stream()
+        if not lent or current.ptr == owner.ptr:
+            graph.launch()
+            return
+        current.wait_event(owner.record())
         graph.launch()
+        owner.wait_event(current.record())
 
     return launch
 

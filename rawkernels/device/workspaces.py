@@ -1,12 +1,16 @@
 """Scratch memory of kernels, kept for each stream: launches on one stream follow one another, so
 they can share it; launches on two streams may not."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from .probe import current_device
 from .streams import refuse_in_capture, stream_pointer
+
+PER_THREAD_STREAM = 2  # cudaStreamPerThread: one address, a stream of its own in each thread
 
 
 def stream_workspace(what: str, make: Callable[[], Any], stream: Any = None) -> Any:
@@ -14,25 +18,39 @@ def stream_workspace(what: str, make: Callable[[], Any], stream: Any = None) -> 
 
     Raises BackendError where the stream is being captured and has none yet.
     """
-    kept = _kept(current_device(), stream_pointer(stream))
+    kept = _workspaces_of(stream)
     if what not in kept:
         refuse_in_capture(f"taking memory for {what} on a stream that has none")
-        kept[what] = (make, make())
-    return kept[what][1]
+        kept[what] = make()
+    return kept[what]
 
 
-def take_workspaces_of(other: int) -> bool:
-    """Gives the current stream what the stream at address `other` has, of its own; whether there
-    was any. For a graph that is captured on a stream of its own: it may then be launched anywhere,
-    as long as nothing else uses that stream."""
-    device = current_device()
-    found, own = _kept(device, other), _kept(device, stream_pointer())
-    for what, (make, _) in found.items():
-        if what not in own:
-            own[what] = (make, make())
-    return bool(found)
+@contextmanager
+def lent_workspaces(owner: Any) -> Iterator[dict[str, Any]]:
+    """While it lasts, the current stream has what stream `owner` has, and nothing else: for a graph
+    that is captured on a stream of its own. Yields it by name. Whoever launches the graph keeps it,
+    and lets launches and what `owner` runs follow one another."""
+    own = _workspaces_of(None)
+    before, lent = dict(own), dict(_workspaces_of(owner))
+
+    def replace(workspaces: dict[str, Any]) -> None:
+        own.clear()
+        own.update(workspaces)
+
+    # A stream that is gone may have had this address, and graphs of it may still use what it had.
+    replace(lent)
+    try:
+        yield lent
+    finally:
+        replace(before)
+
+
+def _workspaces_of(stream: Any) -> dict[str, Any]:
+    pointer = stream_pointer(stream)
+    thread = threading.get_ident() if pointer == PER_THREAD_STREAM else 0
+    return _kept(current_device(), pointer, thread)
 
 
 @cache
-def _kept(device: int, stream: int) -> dict[str, tuple[Callable[[], Any], Any]]:
+def _kept(device: int, stream: int, thread: int) -> dict[str, Any]:
     return {}
