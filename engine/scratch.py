@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..layouts.config import Config
 from ..layouts.sizes import align_up
-from ..rawkernels.cuda.gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, parts_of
+from ..rawkernels.cuda.gqa_shapes import parts_of
+from ..rawkernels.cuda.gqa_workspace import SPLIT_SCRATCH_BYTES
 from .paged_pool import PagedSizes
 
 POOL_ALIGN = 512  # bytes; CuPy's pool gives whole pieces of it
@@ -48,5 +49,5 @@ def scratch_sizes(
     longest = max(layer.ring_len for layer in local)
     if cfg.paged_layout is not None:
         longest = max(longest, paged.table_width * cfg.paged_layout.block_size)
-    partial = MAX_SPLIT_BYTES + 4 * MAX_UNITS if parts_of(longest) > 1 else 0
+    partial = SPLIT_SCRATCH_BYTES if parts_of(longest) > 1 else 0
     return ScratchSizes(2 * vectors + 2 * bounds, partial)

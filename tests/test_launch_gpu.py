@@ -246,7 +246,7 @@ def test_a_capture_shares_its_streams_workspace():
     seen = []
 
     def use(name="test: a capture's workspace"):
-        seen.append(stream_workspace(name, lambda: cupy.zeros(2**20, "uint32")))
+        seen.append(stream_workspace(name, 2**22, lambda: cupy.zeros(2**20, "uint32")))
         seen[-1] += 1
 
     use()
@@ -261,3 +261,21 @@ def test_a_capture_shares_its_streams_workspace():
     assert cupy.unique(seen[0]).get().tolist() == [2001]
     with pytest.raises(rs.errors.BackendError, match="scratch of none"):
         memory.capture(lambda: use("scratch of none"))
+
+
+def test_a_workspace_that_does_not_fit_is_refused():
+    """Twice the device's memory: DeviceMemoryError with the bytes asked for and those free; the
+    next call of the same name finds what fits."""
+    import cupy
+
+    from ringslab.rawkernels.device.probe import current_device, device_bytes
+    from ringslab.rawkernels.device.workspaces import stream_workspace
+
+    def take(size):
+        return stream_workspace("too much", size, lambda: cupy.empty(size, "uint8"))
+
+    size = 2 * device_bytes(current_device())[1]
+    says = rf"too much: needs {size:,} bytes but [\d,]+ are free on cuda:\d"
+    with pytest.raises(rs.errors.DeviceMemoryError, match=says):
+        take(size)
+    assert take(512).size == 512

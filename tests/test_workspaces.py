@@ -3,14 +3,22 @@ CuPy's place: who shares memory, and what waits for what. tests/test_launch_gpu.
 
 import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ringslab.errors import BackendError
+import ringslab as rs
+from ringslab.errors import BackendError, DeviceMemoryError
+from ringslab.rawkernels.cuda import gqa_workspace
+from ringslab.rawkernels.cuda.gqa_shapes import Cut
 from ringslab.rawkernels.device.memory import _capture
 from ringslab.rawkernels.device.workspaces import _kept, stream_workspace
+
+
+class FullError(MemoryError):
+    """In the place of CuPy's OutOfMemoryError."""
 
 
 class FakeStream:
@@ -55,10 +63,15 @@ class FakeCuda:
 
     def __init__(self):
         self.stack = [FakeStream(self, 0)]
-        self.runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, getDevice=lambda: 0)
+        self.runtime = SimpleNamespace(
+            CUDARuntimeError=RuntimeError, getDevice=lambda: 0, memGetInfo=lambda: (2345, 10**6)
+        )
 
     def get_current_stream(self):
         return self.stack[-1]
+
+    def Device(self, device):
+        return nullcontext()
 
     def Stream(self, non_blocking):
         return FakeStream(self, self.CAPTURE_PTR)
@@ -67,7 +80,11 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch):
     cuda = FakeCuda()
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    pool = SimpleNamespace(free_bytes=lambda: 1000)
+    cupy = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool)
+    memory = SimpleNamespace(OutOfMemoryError=FullError)
+    for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupy.cuda.memory", memory)):
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr("ringslab.rawkernels.device.probe._forked", lambda: False)
     _kept.cache_clear()
     yield cuda
@@ -75,7 +92,7 @@ def cuda(monkeypatch):
 
 
 def use(seen=None, name="sums"):
-    found = stream_workspace(name, lambda: np.zeros(4))
+    found = stream_workspace(name, 32, lambda: np.zeros(4))
     if seen is not None:
         seen.append(found)
     return found
@@ -149,3 +166,21 @@ def test_the_stream_of_a_thread_is_each_threads_own(cuda):
             thread.start()
             thread.join()
             assert (seen[0] is own) == shared
+
+
+def test_memory_that_runs_out_is_named(cuda, monkeypatch):
+    """2,345 bytes of the device and 1,000 of CuPy's pool are free where the partial sums of a step
+    want 64 MiB and 65,536 counters: both numbers are said. Nothing is kept then: the next call with
+    room takes it."""
+    fmt = rs.make_record_format("bf16", 64, latent=False, num_kv_heads=8)
+    arguments = (fmt, Cut(4, 1, 3, True, splits=2), 1, 2, None)
+
+    def full():
+        raise FullError("Out of memory allocating 67,108,864 bytes")
+
+    monkeypatch.setattr(gqa_workspace, "_make", full)
+    says = "partial sums: needs 67,371,008 bytes but 3,345 are free on cuda:0 .*67,108,864"
+    with pytest.raises(DeviceMemoryError, match=says):
+        gqa_workspace.split_workspace(*arguments)
+    monkeypatch.setattr(gqa_workspace, "_make", lambda: "room")
+    assert gqa_workspace.split_workspace(*arguments) == "room"

@@ -6,6 +6,8 @@ from ...layouts.formats import RecordFormat
 from ..device.workspaces import stream_workspace
 from .gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, Cut, state_words
 
+SPLIT_SCRATCH_BYTES = MAX_SPLIT_BYTES + 4 * MAX_UNITS  # partial states, uint32 counters
+
 
 def split_bytes(fmt: RecordFormat, cut: Cut, units: int, num_parts: int) -> int:
     """Bytes of partial states of `units` blocks, every part of every one."""
@@ -18,13 +20,14 @@ def split_workspace(
     """Partial states and counters for a launch on `stream`; (None, None) with one split.
 
     MAX_SPLIT_BYTES and MAX_UNITS counters, taken at a stream's first split launch and kept: kernels
-    of one stream follow one another, so they can share them.
+    of one stream follow one another, so they can share them. Raises DeviceMemoryError where they do
+    not fit.
     """
     if cut.splits == 1:
         return None, None
     assert split_bytes(fmt, cut, units, num_parts) <= MAX_SPLIT_BYTES, "choose_cut bounds them"
     assert units <= MAX_UNITS, "choose_cut bounds them"
-    return stream_workspace("partial sums", _make, stream)
+    return stream_workspace("partial sums", SPLIT_SCRATCH_BYTES, _make, stream)
 
 
 def _make() -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...layouts.errors import DeviceMemoryError
 from ..memory import Memory, refuse_too_large
-from .probe import gpu_problem
+from .probe import device_bytes, gpu_problem
 from .streams import cupy_stream, is_capturing
 from .workspaces import lent_workspaces
 
@@ -49,10 +49,7 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         return stack
 
     def free_bytes() -> tuple[int, int]:
-        with cupy.cuda.Device(device):
-            free, total = cupy.cuda.runtime.memGetInfo()
-            # What CuPy's pool holds and nobody uses can be had as well.
-            return free + cupy.get_default_memory_pool().free_bytes(), total
+        return device_bytes(device)
 
     def empty(shape: tuple[int, ...], dtype: Any):
         dtype = np.dtype(dtype)

@@ -62,6 +62,15 @@ def current_device() -> int:
     raise BackendError("backend 'cuda' cannot run: the driver refuses to name the current device")
 
 
+def device_bytes(device: int) -> tuple[int, int]:
+    """(free, total) bytes of a device; what CuPy's pool holds and nobody uses is free."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return free + cupy.get_default_memory_pool().free_bytes(), total
+
+
 def arch_of(capability: int) -> str:
     """Architecture to build for: "sm_90a" for 90 (Hopper's own instructions), else as it is."""
     return "sm_90a" if capability == 90 else f"sm_{capability}"

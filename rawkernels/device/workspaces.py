@@ -7,22 +7,38 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from .probe import current_device
+from ...layouts.errors import DeviceMemoryError
+from .probe import current_device, device_bytes
 from .streams import refuse_in_capture, stream_pointer
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: one address, a stream of its own in each thread
 
 
-def stream_workspace(what: str, make: Callable[[], Any], stream: Any = None) -> Any:
-    """What `make()` allocates, made at a stream's first call with this name and kept.
+def stream_workspace(what: str, num_bytes: int, make: Callable[[], Any], stream: Any = None) -> Any:
+    """What `make()` allocates, `num_bytes` in all, made at a stream's first call with this name and
+    kept.
 
-    Raises BackendError where the stream is being captured and has none yet.
+    Raises BackendError where the stream is being captured and has none yet, DeviceMemoryError with
+    both numbers where it does not fit.
     """
     kept = _workspaces_of(stream)
     if what not in kept:
         refuse_in_capture(f"taking memory for {what} on a stream that has none")
-        kept[what] = make()
+        kept[what] = _made(what, num_bytes, make)
     return kept[what]
+
+
+def _made(what: str, num_bytes: int, make: Callable[[], Any]) -> Any:
+    from cupy.cuda.memory import OutOfMemoryError
+
+    try:
+        return make()
+    except OutOfMemoryError as error:
+        device = current_device()
+        free = device_bytes(device)[0]
+        raise DeviceMemoryError(
+            f"{what}: needs {num_bytes:,} bytes but {free:,} are free on cuda:{device} ({error})"
+        ) from error
 
 
 @contextmanager
