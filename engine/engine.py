@@ -297,7 +297,6 @@ class Engine:
         if self._decode_inputs is None:
             sizes, memory = self.sizes, self.memory
             what, asked = "fixed inputs of decode steps", sizes.decode_bytes
-            asked += sizes.scratch.prefill_bytes  # the pool has it back between layers
             refuse_too_large(what, asked, memory.free_bytes()[0], memory.place)
             self._decode_inputs = take_decode_inputs(
                 plan_keys(self.cfg, "decode"),

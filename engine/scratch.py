@@ -1,18 +1,16 @@
 """What kernels take of a GPU beside their arguments, and how much that is before they do.
 
-Only those that serve records of K and V apart take any. Their launchers take it, not the engine:
-rawkernels/cuda/window_prefill_gqa.py and gqa_workspace.py.
+Only those that serve records of K and V apart take any: rawkernels/cuda/window_prefill_gqa.py and
+gqa_workspace.py. The engine takes what prefills need, a launcher what decode steps do.
 """
 
 from dataclasses import dataclass
 
 from ..layouts.config import Config
-from ..layouts.sizes import align_up
 from ..rawkernels.cuda.gqa_shapes import parts_of
 from ..rawkernels.cuda.gqa_workspace import SPLIT_SCRATCH_BYTES
+from ..rawkernels.cuda.window_prefill_gqa import scratch_bytes
 from .paged_pool import PagedSizes
-
-POOL_ALIGN = 512  # bytes; CuPy's pool gives whole pieces of it
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class ScratchSizes:
     """Bytes at most; all 0 on a host, and where every layer is latent.
 
     prefill_bytes   keys and values of a prefill layer, decoded, and the bounds of its sequences;
-                    out of CuPy's pool for one layer, then back into it
+                    one buffer for all layers
     partial_bytes   partial sums of decode steps whose long key lists are shared by thread blocks;
                     taken at the first such step and kept; captured steps share them
     """
@@ -40,14 +38,13 @@ def scratch_sizes(
     if cfg.latent:
         return ScratchSizes()
     local = [layer for layer in cfg.layers if layer.kind == "swa"]
-    # `PrefillPlan.most_keys` of the largest batch.
-    history = max(layer.window - 1 + layer.sink_tokens for layer in local)
-    keys = prefill_seqs * history + prefill_tokens
-    vectors = align_up(keys * cfg.num_kv_heads * cfg.head_dim * 2, POOL_ALIGN)  # bf16
-    bounds = align_up(4 * (prefill_seqs + 2), POOL_ALIGN)
+    prefill = 0
+    for layer in local:  # `PrefillPlan.most_keys` of the largest batch
+        keys = prefill_seqs * (layer.window - 1 + layer.sink_tokens) + prefill_tokens
+        prefill = max(prefill, scratch_bytes(prefill_seqs, keys, layer.record_format))
 
     longest = max(layer.ring_len for layer in local)
     if cfg.paged_layout is not None:
         longest = max(longest, paged.table_width * cfg.paged_layout.block_size)
     partial = SPLIT_SCRATCH_BYTES if parts_of(longest) > 1 else 0
-    return ScratchSizes(2 * vectors + 2 * bounds, partial)
+    return ScratchSizes(prefill, partial)

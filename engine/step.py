@@ -108,6 +108,7 @@ def _attend_prefill(
             out,
             lse,
             **window_options(layer, tools.sinks[layer.id]),
+            **tools.workspace.prefill_options,
             stream=stream,
         )
     with tools.watch.op("store_records", layer.id, size):

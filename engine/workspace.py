@@ -180,6 +180,12 @@ class Workspace:
     joint: Any  # uint8 [joint_bytes]
     lse: Any  # float32 [max_tokens, num_q_heads]
     staging: "Staging"
+    prefill_scratch: Any = None  # uint8 [scratch.prefill_bytes]; None where no kernel takes it
+
+    @property
+    def prefill_options(self) -> dict[str, Any]:
+        """Options of `window_prefill`, whose launcher alone takes scratch."""
+        return {} if self.prefill_scratch is None else {"scratch": self.prefill_scratch}
 
     def joint_rows(self, rows: int, record_bytes: int) -> Any:
         """uint8 [rows, record_bytes] at the start of the joint buffer."""
@@ -206,6 +212,7 @@ class RunBuffers:
 def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace:
     """The workspace of an engine; raises DeviceMemoryError where it does not fit, or would leave no
     room for what kernels take."""
+    scratch = sizes.scratch.prefill_bytes
     refuse_too_large(
         "engine workspace",
         sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + sizes.scratch.total_bytes,
@@ -217,13 +224,13 @@ def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace
         joint=memory.empty((sizes.joint_bytes,), np.uint8),
         lse=memory.empty((sizes.max_tokens, cfg.num_q_heads), np.float32),
         staging=take_staging(sizes.staging_bytes // 2, memory),  # exact: it is twice one buffer
+        prefill_scratch=memory.empty((scratch,), np.uint8) if scratch else None,
     )
 
 
 def take_run_buffers(cfg: Config, sizes: EngineSizes, memory: Memory) -> RunBuffers:
     """The buffers of a run; raises DeviceMemoryError where they do not fit."""
-    asked = sizes.run_bytes + sizes.scratch.prefill_bytes  # the pool has it back between layers
-    refuse_too_large("run buffers", asked, memory.free_bytes()[0], memory.place)
+    refuse_too_large("run buffers", sizes.run_bytes, memory.free_bytes()[0], memory.place)
     rows, heads, head_dim = sizes.max_tokens, cfg.num_q_heads, cfg.head_dim
     if cfg.latent:
         kv = memory.empty((rows, head_dim), np.uint16)

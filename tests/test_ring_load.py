@@ -188,10 +188,14 @@ def test_window_attention_over_it_is_window_prefill(case):
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @pytest.mark.parametrize("case", [case for case in CASES if case.window < 1000], ids=str)
 def test_cuda_window_prefill_by_its_parts(tmp_path, monkeypatch, case):
-    """The CUDA path of window_prefill over K and V apart: its kernel that decodes the joint buffer,
-    played on the CPU, then the reference of window_attention, give the reference's window_prefill,
-    padding sequences and padding tokens behind the last sequence included."""
+    """The CUDA launcher of window_prefill over K and V apart: its kernel that decodes the joint
+    buffer, played on the CPU, then the reference of window_attention, give the reference's
+    window_prefill, padding sequences and padding tokens behind the last sequence included. It works
+    in the bytes that scratch_bytes states, of a buffer between sentinels."""
     launchers(monkeypatch, tmp_path)
+    launcher = import_module("ringslab.rawkernels.cuda.window_prefill")
+    for name in ("check_current_device", "check_alignment"):
+        monkeypatch.setattr(launcher, name, lambda *_: None)
     module = import_module("ringslab.rawkernels.cuda.window_prefill_gqa")
     monkeypatch.setattr(module, "window_attention", operation("reference", "window_attention"))
     chunks = Chunks(case, seed=5)
@@ -211,12 +215,13 @@ def test_cuda_window_prefill_by_its_parts(tmp_path, monkeypatch, case):
     results = [(np.empty(q.shape), np.empty(q.shape[:2], np.float32)) for _ in range(2)]
     run = operation("reference", "window_prefill")
     run(q, joint, plan, fmt, *results[0], **options)
-    dtype = np.float16 if fmt.type == "fp16" else np.uint16
-    rows = (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
-    ends = [np.full(plan.num_seqs + 2, -1, np.int32) for _ in range(2)]
-    scratch = module.PrefillScratch(*ends, np.zeros(rows, dtype), np.zeros(rows, dtype))
+    size = module.scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
+    scratch = Guarded((size,), np.uint8, "cpu")
     arrays = (q, joint, plan, fmt, *results[1])
-    module.launch(*arrays, **options, stream=None, scratch=scratch)
+    launcher.window_prefill(*arrays, **options, scratch=scratch.array)
+    scratch.host()
+    with pytest.raises(rs.errors.ArgumentError, match=rf"{size - 1} but scratch_bytes .*={size}"):
+        launcher.window_prefill(*arrays, **options, scratch=scratch.array[:-1])
     np.testing.assert_allclose(results[1][0], results[0][0], atol=1e-12)
     np.testing.assert_array_equal(results[1][1], results[0][1])
     assert np.isneginf(results[1][1][-2:]).all()

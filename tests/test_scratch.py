@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,7 +48,35 @@ def test_a_prefill_takes_what_was_stated(name, host_pool):
             plan = rs.plan_prefill(list(range(seqs)), lengths, ends, **window)
             scratch = window_prefill_gqa.take_scratch(plan, layer.record_format, None)
             taken.append(sum(map(padded, scratch)))
+            bounds = [np.lib.array_utils.byte_bounds(part) for part in scratch]
+            assert all(low[1] <= high[0] for low, high in pairwise(bounds))
     assert sizes.scratch.prefill_bytes == max(taken)
+
+
+def test_an_engine_takes_the_scratch_of_its_prefills():
+    """The workspace for a GPU has the stated bytes, and every window_prefill of a run gets them:
+    they hold what its launch works with. On a host there is none, and the operation gets none."""
+    cfg = rs.load_config(TINY)
+    sizes, seen = engine_sizes(cfg), []
+    workspace = take_workspace(cfg, sizes, load_memory("cpu"))
+    assert workspace.prefill_scratch.nbytes == sizes.scratch.prefill_bytes > 0
+    with rs.Engine(cfg, "cpu") as engine:
+        assert engine.tools.workspace.prefill_options == {}
+        run = engine.tools.ops.window_prefill
+
+        def window_prefill(q, records, plan, fmt, out, lse, *, scratch, **options):
+            parts = window_prefill_gqa.cut_scratch(scratch, plan, fmt)
+            assert scratch is workspace.prefill_scratch
+            assert parts.v.shape == (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
+            seen.append(plan.num_tokens)
+            run(q, records, plan, fmt, out, lse, **options)
+
+        ops = replace(engine.tools.ops, window_prefill=window_prefill)
+        engine.tools = replace(engine.tools, ops=ops, workspace=workspace)
+        report = engine.run()
+    assert len(seen) > 10
+    with rs.Engine(cfg, "cpu") as engine:
+        assert engine.run()["digest"] == report["digest"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +114,7 @@ def test_scratch_is_part_of_the_sum():
 @pytest.mark.parametrize("missing", [0, 1])
 def test_memory_that_has_no_room_for_scratch_is_refused(missing):
     """Free to the byte: the arrays and the scratch fit; a byte less is refused with both sums, in
-    the workspace and in the buffers of a run."""
+    the workspace; the buffers of a run come later, by themselves."""
     cfg = rs.load_config(TINY)
     sizes = engine_sizes(cfg)
     sizes = replace(sizes, scratch=replace(sizes.scratch, partial_bytes=1000))
@@ -93,7 +122,7 @@ def test_memory_that_has_no_room_for_scratch_is_refused(missing):
     workspace = sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + scratch + 1000
     for take, asked in (
         (take_workspace, workspace),
-        (take_run_buffers, sizes.run_bytes + scratch),
+        (take_run_buffers, sizes.run_bytes),
     ):
         free = asked - missing
         memory = replace(load_memory("cpu"), free_bytes=lambda free=free: (free, free))
@@ -103,3 +132,17 @@ def test_memory_that_has_no_room_for_scratch_is_refused(missing):
                 take(cfg, sizes, memory)
         else:
             take(cfg, sizes, memory)
+
+
+@pytest.mark.gpu
+def test_prefills_on_a_gpu_work_in_it(monkeypatch):
+    """An engine's prefills take no scratch of CuPy's pool, where they would find none; outputs have
+    the bits of one that takes its scratch there."""
+    cfg = rs.load_config(TINY)
+    with rs.Engine(cfg, "cuda") as engine:
+        workspace = replace(engine.tools.workspace, prefill_scratch=None)
+        engine.tools = replace(engine.tools, workspace=workspace)
+        wanted = engine.run()["digest"]
+    monkeypatch.setattr(window_prefill_gqa, "take_scratch", None)
+    with rs.Engine(cfg, "cuda") as engine:
+        assert engine.run()["digest"] == wanted

@@ -2,11 +2,19 @@
 
 from typing import Any
 
+import numpy as np
+
 from ...layouts.formats import RECORD_ALIGN, RecordFormat
 from ...layouts.plans import PrefillPlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil
-from ..checks import check_latent_kernel, check_window_prefill
+from ..checks import (
+    check_latent_kernel,
+    check_output,
+    check_place,
+    check_rows,
+    check_window_prefill,
+)
 from ..device.kernel_source import KernelSource, ParamsStruct
 from ..device.module import check_alignment, check_current_device, device_pointer, get_kernel
 from . import window_prefill_gqa, window_prefill_sm90
@@ -72,11 +80,14 @@ def window_prefill(
     softcap: float = 0.0,
     stream: Any = None,
     variant: Variant | None = None,
+    scratch: Any = None,
 ) -> None:
     """q bf16 or float16 [T, H, D] against a joint buffer -> out like q, lse float32 [T, H].
 
     `variant` forces one kernel where two serve the layer, see `choose_variant`. Records of K and V
-    apart go through window_prefill_gqa.py, which takes memory for the decoded keys.
+    apart go through window_prefill_gqa.py, which decodes the keys into `scratch`: uint8
+    [window_prefill_gqa.scratch_bytes] or longer, for launches of one stream; None takes it from
+    CuPy's pool. Latent records need none.
     """
     op = "window_prefill"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
@@ -90,7 +101,8 @@ def window_prefill(
         del capped["rope_out"]  # None: checked
         forced = {} if variant is None else {"variant": variant}
         arrays = (q, records, plan, record_format, out, lse)
-        window_prefill_gqa.launch(*arrays, **capped, **forced, stream=stream)
+        parts = None if scratch is None else parts_of_scratch(q, plan, record_format, scratch)
+        window_prefill_gqa.launch(*arrays, **capped, **forced, stream=stream, scratch=parts)
         return
     check_latent_kernel(op, record_format, plan, softcap)
     check_head_dim(op, record_format)
@@ -123,3 +135,16 @@ def window_prefill(
 
     kernel = get_kernel(WINDOW_PREFILL, macros, shared_of(macros))
     kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)
+
+
+def parts_of_scratch(
+    q: Any, plan: PrefillPlan, fmt: RecordFormat, scratch: Any
+) -> window_prefill_gqa.PrefillScratch:
+    """The caller's scratch, checked and cut."""
+    op = "window_prefill"
+    check_output(op, "scratch", scratch, (np.dtype(np.uint8),), ((None, ""),))
+    size = window_prefill_gqa.scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
+    check_rows(op, "scratch", scratch, size, "scratch_bytes of the plan")
+    check_place(op, q=q, scratch=scratch)
+    check_alignment(op, "scratch", scratch, RECORD_ALIGN)
+    return window_prefill_gqa.cut_scratch(scratch, plan, fmt)
