@@ -51,8 +51,9 @@ class Engine:
     device, stream   GPU number, and a CuPy stream or None for the current one of each call
     check_finite     refuse non-finite q and kv (reads them back: for debugging)
 
-    Takes all its memory now; `engine_sizes(cfg, num_state_slots)` says how much that is. Raises
-    DeviceMemoryError where it does not fit, BackendError where the backend cannot run here.
+    Takes its memory now, but what only `run`, `padded` and host arrays for a GPU need, at the first
+    of them; `engine_sizes(cfg, num_state_slots)` says how much that is. Raises DeviceMemoryError
+    where it does not fit, BackendError where the backend cannot run here.
     The sinks of layers that have them are seeded numbers until `set_sink` gives the model's.
     """
 

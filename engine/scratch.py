@@ -1,15 +1,19 @@
 """What kernels take of a GPU beside their arguments, and how much that is before they do.
 
 Only those that serve records of K and V apart take any: rawkernels/cuda/window_prefill_gqa.py and
-gqa_workspace.py. The engine takes what prefills need, a launcher what decode steps do.
+gqa_workspace.py. An engine takes it when it is made; what it gives no scratch takes its own.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ..layouts.config import Config
-from ..rawkernels.cuda.gqa_shapes import parts_of
+from ..rawkernels.cuda.gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, parts_of
 from ..rawkernels.cuda.gqa_workspace import SPLIT_SCRATCH_BYTES
 from ..rawkernels.cuda.window_prefill_gqa import scratch_bytes
+from ..rawkernels.memory import Memory
 from .paged_pool import PagedSizes
 
 
@@ -20,7 +24,7 @@ class ScratchSizes:
     prefill_bytes   keys and values of a prefill layer, decoded, and the bounds of its sequences;
                     one buffer for all layers
     partial_bytes   partial sums of decode steps whose long key lists are shared by thread blocks;
-                    taken at the first such step and kept; captured steps share them
+                    captured steps share them
     """
 
     prefill_bytes: int = 0
@@ -48,3 +52,39 @@ def scratch_sizes(
         longest = max(longest, paged.table_width * cfg.paged_layout.block_size)
     partial = SPLIT_SCRATCH_BYTES if parts_of(longest) > 1 else 0
     return ScratchSizes(prefill, partial)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Scratch of an engine, and the options that hand it to operations: only the launchers of a GPU
+    take it. The steps of an engine follow one another, captured or not, since they share the slab;
+    so they can share it.
+
+    prefill  uint8 [prefill_bytes], of window_prefill; None where no kernel takes it
+    decode   partial sums, float32, and counters, uint32, of window_decode and paged_decode:
+             partial_bytes; or None
+    """
+
+    prefill: Any = None
+    decode: tuple[Any, Any] | None = None
+
+    @property
+    def prefill_options(self) -> dict[str, Any]:
+        return {} if self.prefill is None else {"scratch": self.prefill}
+
+    @property
+    def decode_options(self) -> dict[str, Any]:
+        return {} if self.decode is None else {"scratch": self.decode}
+
+
+def take_scratch(sizes: ScratchSizes, memory: Memory) -> Scratch:
+    """The scratch of an engine; raises DeviceMemoryError where it does not fit."""
+    prefill = decode = None
+    if sizes.prefill_bytes:
+        prefill = memory.empty((sizes.prefill_bytes,), np.uint8)
+    if sizes.partial_bytes:
+        partials = memory.empty((MAX_SPLIT_BYTES // 4,), np.float32)  # exact: whole MiB
+        decode = partials, memory.empty((MAX_UNITS,), np.uint32)
+        memory.zero(decode[1])
+        memory.wait(memory.record())  # the first step may come on another stream
+    return Scratch(prefill, decode)

@@ -71,6 +71,7 @@ def _attend_decode(
             out,
             lse,
             **window_options(layer, tools.sinks[layer.id]),
+            **tools.workspace.scratch.decode_options,
             stream=stream,
         )
 
@@ -108,7 +109,7 @@ def _attend_prefill(
             out,
             lse,
             **window_options(layer, tools.sinks[layer.id]),
-            **tools.workspace.prefill_options,
+            **tools.workspace.scratch.prefill_options,
             stream=stream,
         )
     with tools.watch.op("store_records", layer.id, size):

@@ -44,6 +44,7 @@ def attend_global(
                 arrays.positions,
                 out,
                 lse,
+                **tools.workspace.scratch.decode_options,
                 **options,
             )
         return

@@ -13,7 +13,7 @@ from ..schedules.batch import PlanKey
 from .decode_inputs import BUFFER_ALIGN, decode_input_bytes
 from .paged_pool import PagedSizes, paged_sizes
 from .prefix_cache import prefix_buffer_bytes
-from .scratch import ScratchSizes, scratch_sizes
+from .scratch import Scratch, ScratchSizes, scratch_sizes, take_scratch
 from .slab import slab_bytes
 
 DIGEST_STEPS = 32  # steps whose token digests wait on the device before they are read
@@ -180,12 +180,7 @@ class Workspace:
     joint: Any  # uint8 [joint_bytes]
     lse: Any  # float32 [max_tokens, num_q_heads]
     staging: "Staging"
-    prefill_scratch: Any = None  # uint8 [scratch.prefill_bytes]; None where no kernel takes it
-
-    @property
-    def prefill_options(self) -> dict[str, Any]:
-        """Options of `window_prefill`, whose launcher alone takes scratch."""
-        return {} if self.prefill_scratch is None else {"scratch": self.prefill_scratch}
+    scratch: Scratch
 
     def joint_rows(self, rows: int, record_bytes: int) -> Any:
         """uint8 [rows, record_bytes] at the start of the joint buffer."""
@@ -210,9 +205,7 @@ class RunBuffers:
 
 
 def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace:
-    """The workspace of an engine; raises DeviceMemoryError where it does not fit, or would leave no
-    room for what kernels take."""
-    scratch = sizes.scratch.prefill_bytes
+    """The workspace of an engine; raises DeviceMemoryError where it does not fit."""
     refuse_too_large(
         "engine workspace",
         sizes.joint_bytes + sizes.lse_bytes + sizes.staging_bytes + sizes.scratch.total_bytes,
@@ -224,7 +217,7 @@ def take_workspace(cfg: Config, sizes: EngineSizes, memory: Memory) -> Workspace
         joint=memory.empty((sizes.joint_bytes,), np.uint8),
         lse=memory.empty((sizes.max_tokens, cfg.num_q_heads), np.float32),
         staging=take_staging(sizes.staging_bytes // 2, memory),  # exact: it is twice one buffer
-        prefill_scratch=memory.empty((scratch,), np.uint8) if scratch else None,
+        scratch=take_scratch(sizes.scratch, memory),
     )
 
 

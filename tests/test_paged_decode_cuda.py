@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gqa_cases import LAYER, PagedCase
 from helpers import Guarded
-from test_window_decode_gqa import needs_gxx, on_host
+from test_window_decode_gqa import callers_scratch, needs_gxx, on_host
 
 from ringslab.rawkernels.cuda import paged_decode as launcher
 from ringslab.rawkernels.cuda.gqa_shapes import Cut
@@ -34,16 +34,19 @@ SEQS = [(0, 1), (15, 3), (31, 2), (100, 1), (299, 2)]
 )
 def test_play(monkeypatch, record_type, head_dim, cut):
     """Sequences of 1 to 301 tokens, steps of 1 to 3, two parts, padding: within the bound; runs of
-    tokens that share a block, and split parts, change no bit."""
+    tokens that share a block, and split parts, in partial sums of the launcher's or the caller's,
+    change no bit."""
     case = PagedCase(
         SEQS, record_type=record_type, head_dim=head_dim, kv_heads=2, heads=6, padding=2
     )
     options = {"softmax_scale": head_dim**-0.5}
     first = play(monkeypatch, case, cut, run=1, **options)
     case.check(*first, **options)
-    for other, run in ((cut, 2), (Cut(2, 1, 2, cut.bulk, splits=2), 3)):
-        again = play(monkeypatch, case, other, run=run, seed=7, **options)
+    split, scratch = Cut(2, 1, 2, cut.bulk, splits=2), callers_scratch()
+    for other, run, more in ((cut, 2, {}), (split, 3, {}), (split, 3, {"scratch": scratch})):
+        again = play(monkeypatch, case, other, run=run, seed=7, **options, **more)
         assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.isnan(scratch[0]).all()  # it was used
 
 
 def test_play_lost(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringslab as rs
-from ringslab.engine.scratch import ScratchSizes
+from ringslab.engine.scratch import Scratch, ScratchSizes, take_scratch
 from ringslab.engine.workspace import engine_sizes, take_run_buffers, take_workspace
 from ringslab.errors import DeviceMemoryError
 from ringslab.rawkernels.cuda import gqa_workspace, window_prefill_gqa
@@ -53,30 +53,42 @@ def test_a_prefill_takes_what_was_stated(name, host_pool):
     assert sizes.scratch.prefill_bytes == max(taken)
 
 
-def test_an_engine_takes_the_scratch_of_its_prefills():
-    """The workspace for a GPU has the stated bytes, and every window_prefill of a run gets them:
-    they hold what its launch works with. On a host there is none, and the operation gets none."""
-    cfg = rs.load_config(TINY)
-    sizes, seen = engine_sizes(cfg), []
-    workspace = take_workspace(cfg, sizes, load_memory("cpu"))
-    assert workspace.prefill_scratch.nbytes == sizes.scratch.prefill_bytes > 0
-    with rs.Engine(cfg, "cpu") as engine:
-        assert engine.tools.workspace.prefill_options == {}
-        run = engine.tools.ops.window_prefill
+def test_an_engine_hands_its_scratch_on():
+    """The workspace for a GPU has the stated bytes, counters of 0, and every window_prefill,
+    window_decode and paged_decode of a run gets its part, prefills enough for what a launch works
+    with. On a host there is none, and the operations get none."""
+    cfg, seen = rs.load_config(TINY), []
+    sizes = replace(engine_sizes(cfg).scratch, partial_bytes=gqa_workspace.SPLIT_SCRATCH_BYTES)
+    scratch = take_scratch(sizes, load_memory("cpu"))
+    assert scratch.prefill.nbytes == sizes.prefill_bytes > 0
+    assert sum(part.nbytes for part in scratch.decode) == sizes.partial_bytes
+    assert not scratch.decode[1].any()
 
-        def window_prefill(q, records, plan, fmt, out, lse, *, scratch, **options):
-            parts = window_prefill_gqa.cut_scratch(scratch, plan, fmt)
-            assert scratch is workspace.prefill_scratch
-            assert parts.v.shape == (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
-            seen.append(plan.num_tokens)
-            run(q, records, plan, fmt, out, lse, **options)
+    def wrapped(name, run, given):
+        def call(*arguments, scratch, **options):
+            assert scratch is given
+            if name == "window_prefill":
+                _, _, plan, fmt, *_ = arguments
+                parts = window_prefill_gqa.cut_scratch(scratch, plan, fmt)
+                assert parts.v.shape == (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
+            seen.append(name)
+            run(*arguments, **options)
 
-        ops = replace(engine.tools.ops, window_prefill=window_prefill)
-        engine.tools = replace(engine.tools, ops=ops, workspace=workspace)
-        report = engine.run()
-    assert len(seen) > 10
+        return call
+
     with rs.Engine(cfg, "cpu") as engine:
-        assert engine.run()["digest"] == report["digest"]
+        tools = engine.tools
+        assert tools.workspace.scratch == Scratch()
+        ops = {"window_prefill": scratch.prefill, "window_decode": scratch.decode}
+        ops = {name: wrapped(name, getattr(tools.ops, name), ops[name]) for name in ops}
+        name = "paged_decode"
+        tools.paged.ops[name] = wrapped(name, tools.paged.ops[name], scratch.decode)
+        workspace = replace(tools.workspace, scratch=scratch)
+        engine.tools = replace(tools, ops=replace(tools.ops, **ops), workspace=workspace)
+        digest = engine.run()["digest"]
+    assert set(seen) == {"window_prefill", "window_decode", "paged_decode"}
+    with rs.Engine(cfg, "cpu") as engine:
+        assert engine.run()["digest"] == digest
 
 
 @pytest.mark.parametrize(
@@ -135,14 +147,27 @@ def test_memory_that_has_no_room_for_scratch_is_refused(missing):
 
 
 @pytest.mark.gpu
-def test_prefills_on_a_gpu_work_in_it(monkeypatch):
-    """An engine's prefills take no scratch of CuPy's pool, where they would find none; outputs have
-    the bits of one that takes its scratch there."""
-    cfg = rs.load_config(TINY)
+def test_steps_on_a_gpu_work_in_the_engines_scratch(monkeypatch):
+    """Kernels of an engine's run take no memory themselves, where they would find none, captured
+    steps included; outputs have the bits of an engine that has no scratch, whose kernels take it,
+    for split decode steps as well."""
+    cfg, taken = rs.load_config("quickstart_hybrid"), []
+    take = gqa_workspace.stream_workspace
+
+    def counted(what, *arguments):
+        taken.append(what)
+        return take(what, *arguments)
+
+    monkeypatch.setattr(gqa_workspace, "stream_workspace", counted)
     with rs.Engine(cfg, "cuda") as engine:
-        workspace = replace(engine.tools.workspace, prefill_scratch=None)
+        workspace = replace(engine.tools.workspace, scratch=Scratch())
         engine.tools = replace(engine.tools, workspace=workspace)
         wanted = engine.run()["digest"]
+    assert "partial sums" in taken
+    monkeypatch.setattr(gqa_workspace, "stream_workspace", None)
     monkeypatch.setattr(window_prefill_gqa, "take_scratch", None)
     with rs.Engine(cfg, "cuda") as engine:
-        assert engine.run()["digest"] == wanted
+        report = engine.run()
+        assert not engine.tools.workspace.scratch.decode[1].any()
+    assert report["digest"] == wanted
+    assert report["decode_graphs"]["replayed_steps"] > 0

@@ -17,11 +17,14 @@ from ringslab.layouts.sizes import div_ceil
 from ringslab.rawkernels.cuda import gqa_params
 from ringslab.rawkernels.cuda import window_decode_gqa as launcher
 from ringslab.rawkernels.cuda.gqa_shapes import (
+    MAX_SPLIT_BYTES,
+    MAX_UNITS,
     Cut,
     choose_cut,
     shared_bytes,
     state_words,
 )
+from ringslab.rawkernels.cuda.gqa_workspace import split_workspace
 from ringslab.rawkernels.ring_access import ring_access
 
 CUDA_FOLDER = Path(__file__).resolve().parents[1] / "rawkernels" / "cuda"
@@ -68,7 +71,10 @@ def on_host(monkeypatch, module, seed):
     """Lets a launcher take NumPy arrays. Returns the list that keeps its workspace."""
     kept = [np.zeros(1, np.float32), np.zeros(1, np.uint32)]
 
-    def workspace(fmt, cut, units, parts, stream):
+    def workspace(fmt, cut, units, parts, stream, scratch):
+        if scratch is not None:
+            kept[:] = split_workspace(fmt, cut, units, parts, stream, scratch)
+            return tuple(kept)
         floats = units * cut.heads * parts * state_words(fmt.head_dim, cut.row_tiles) * 32
         kept[:] = np.full(floats, np.nan, np.float32), np.zeros(units, np.uint32)
         return tuple(kept)
@@ -92,6 +98,11 @@ def on_host(monkeypatch, module, seed):
             if hasattr(place, name):
                 monkeypatch.setattr(place, name, value)
     return kept
+
+
+def callers_scratch():
+    """As an engine takes it; the partial sums are poisoned."""
+    return np.full(MAX_SPLIT_BYTES // 4, np.nan, np.float32), np.zeros(MAX_UNITS, np.uint32)
 
 
 def play(monkeypatch, case, cut, *, seed=0, **options):
@@ -141,8 +152,9 @@ def test_play(monkeypatch, record_type, head_dim, kv_heads, heads, cut):
 
 @needs_gxx
 def test_play_parts(monkeypatch):
-    """A ring of 290, two parts: one block and two give the same bits, whatever heads a block has;
-    sequences of 1, 270 and 2,000 tokens so far."""
+    """A ring of 290, two parts: one block and two give the same bits, whatever heads a block has,
+    in partial sums of the launcher's or of the caller's; sequences of 1, 270 and 2,000 tokens so
+    far."""
     seqs = [(0, 1), (269, 1), (1999, 2)]
     case = GqaCase(seqs, record_type="mxfp8", head_dim=64, kv_heads=2, heads=4, window=280,
                    ring_len=290)  # fmt: skip
@@ -150,8 +162,10 @@ def test_play_parts(monkeypatch):
     first = play(monkeypatch, case, Cut(2, 1, 2, True), **options)
     case.check(*first, **options)
     for cut in (Cut(2, 1, 2, True, splits=2), Cut(1, 1, 3, False, splits=2, fetchers=2)):
-        other = play(monkeypatch, case, cut, **options)
-        assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+        for scratch in (None, callers_scratch()):
+            other = play(monkeypatch, case, cut, scratch=scratch, **options)
+            assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+            assert scratch is None or not np.isnan(scratch[0]).all()  # it was used
 
 
 @needs_gxx

@@ -55,18 +55,20 @@ def shared_values(
     softcap: float,
     sink: Any,
     stream: Any,
+    scratch: Any,
 ) -> tuple[int, dict[str, Any]]:
     """Units of work, each of cut.splits thread blocks, and the values of q and the fields above.
 
     q, out [T, H, D], lse [T, H]. A unit is some heads and rows of one of `num_runs` runs, of at
     most `run_tokens` tokens of a sequence; `max_length` counts the longest list of keys.
+    `stream` and `scratch`: see `split_workspace`.
     """
     num_q_heads = q.shape[1]
     group = div_exact(num_q_heads, fmt.num_kv_heads)
     head_groups = div_exact(fmt.num_kv_heads, cut.heads)
     row_groups = div_ceil(group * run_tokens, 8 * cut.row_tiles)
     units, num_parts = num_runs * row_groups * head_groups, parts_of(max_length)
-    partials, counters = split_workspace(fmt, cut, units, num_parts, stream)
+    partials, counters = split_workspace(fmt, cut, units, num_parts, stream, scratch)
     factor, cap = score_numbers(softmax_scale, softcap)
     return units, {
         "q": device_pointer(q),

@@ -15,18 +15,23 @@ def split_bytes(fmt: RecordFormat, cut: Cut, units: int, num_parts: int) -> int:
 
 
 def split_workspace(
-    fmt: RecordFormat, cut: Cut, units: int, num_parts: int, stream: Any
+    fmt: RecordFormat, cut: Cut, units: int, num_parts: int, stream: Any, scratch: Any = None
 ) -> tuple[Any, Any]:
     """Partial states and counters for a launch on `stream`; (None, None) with one split.
 
-    MAX_SPLIT_BYTES and MAX_UNITS counters, taken at a stream's first split launch and kept: kernels
-    of one stream follow one another, so they can share them. Raises DeviceMemoryError where they do
-    not fit.
+    They are `scratch`, the caller's, for launches that follow one another: float32
+    [MAX_SPLIT_BYTES / 4], and uint32 [MAX_UNITS], zeros before the first. Without it the same is
+    taken at a stream's first split launch and kept; DeviceMemoryError where it does not fit.
     """
     if cut.splits == 1:
         return None, None
     assert split_bytes(fmt, cut, units, num_parts) <= MAX_SPLIT_BYTES, "choose_cut bounds them"
     assert units <= MAX_UNITS, "choose_cut bounds them"
+    if scratch is not None:
+        partials, counters = scratch
+        assert partials.nbytes >= MAX_SPLIT_BYTES, "whatever the cut"
+        assert counters.nbytes >= 4 * MAX_UNITS, "whatever the cut"
+        return partials, counters
     return stream_workspace("partial sums", SPLIT_SCRATCH_BYTES, _make, stream)
 
 

@@ -97,6 +97,7 @@ def paged_decode(
     softcap: float = 0.0,
     sink: Any = None,
     stream: Any = None,
+    scratch: Any = None,
     cut: Cut | None = None,
     run: int | None = None,
     overlap: bool = True,
@@ -105,8 +106,9 @@ def paged_decode(
     [T, H]. Values of ids, positions and tables are not checked: what is out of range sees nothing,
     a block outside the pool counts as keys and values of 0.
 
-    `cut` and `run` (tokens of a sequence that share a thread block) override what is chosen, for
-    tests and benchmarks. `overlap`: see `window_decode_gqa.launch`.
+    `scratch`: see `split_workspace`. `cut` and `run` (tokens of a sequence that share a thread
+    block) override what is chosen, for tests and benchmarks. `overlap`: see
+    `window_decode_gqa.launch`.
     """
     op = "paged_decode"
     options = {"softmax_scale": softmax_scale, "softcap": softcap, "sink": sink}
@@ -130,7 +132,7 @@ def paged_decode(
         cut = choose_cut(fmt, group, run, units, max_length, multiprocessors(), hopper=hopper)
     arrays = (q, pool, block_tables, seq_ids, positions, out, lse)
     blocks, params = pack_params(
-        *arrays, access, softmax_scale, softcap, sink, cut, run, max_length, stream
+        *arrays, access, softmax_scale, softcap, sink, cut, run, max_length, stream, scratch
     )
 
     macros = gqa_macros(fmt, cut, max_length, softcap != 0.0)
@@ -157,6 +159,7 @@ def pack_params(
     run: int,
     max_length: int,
     stream: Any,
+    scratch: Any,
 ) -> tuple[int, Any]:
     """Thread blocks and the kernel's parameters."""
     units, shared = shared_values(
@@ -172,6 +175,7 @@ def pack_params(
         softcap=softcap,
         sink=sink,
         stream=stream,
+        scratch=scratch,
     )
     return units * cut.splits, PARAMS.pack(
         **shared,

@@ -84,18 +84,20 @@ def window_decode(
     kind: RingKind = "swa",
     stream: Any = None,
     variant: Variant | None = None,
+    scratch: Any = None,
 ) -> None:
     """q [T, H, D] against the rings of a layer -> out like q, lse float32 [T, H]; bf16, or float16
     for fp16 records.
 
-    `variant` forces one kernel where two serve the layer, see `choose_variant`.
+    `variant` forces one kernel where two serve the layer, see `choose_variant`. `scratch`: for
+    records of K and V apart, see `split_workspace`; latent ones need none.
     """
     op = "window_decode"
     options = {"softmax_scale": softmax_scale, "sink": sink, "rope_out": rope_out}
     capped = {**options, "softcap": softcap}
     access, num_slots = check_window_decode(q, slab, layout, layer, plan, out, lse, kind, **capped)
     if not access.format.latent:
-        launch_gqa(q, slab, plan, out, lse, access, num_slots, capped, stream, variant)
+        launch_gqa(q, slab, plan, out, lse, access, num_slots, capped, stream, variant, scratch)
         return
     check_latent_kernel(op, access.format, plan, softcap)
     check_head_dim(op, access.format)
@@ -149,6 +151,7 @@ def launch_gqa(
     options: dict[str, Any],
     stream: Any,
     variant: Variant | None,
+    scratch: Any,
 ) -> None:
     """The launch for records that hold K and V apart: one kernel serves them on every GPU."""
     op = "window_decode"
@@ -163,4 +166,4 @@ def launch_gqa(
         check_alignment(op, name, array, RECORD_ALIGN)
     given = {name: options[name] for name in ("softmax_scale", "sink", "softcap")}
     arrays = (q, slab, plan, out, lse, access, num_slots)
-    window_decode_gqa.launch(*arrays, **given, stream=stream)
+    window_decode_gqa.launch(*arrays, **given, stream=stream, scratch=scratch)

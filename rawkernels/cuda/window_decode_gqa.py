@@ -106,14 +106,16 @@ def launch(
     sink: Any = None,
     softcap: float = 0.0,
     stream: Any = None,
+    scratch: Any = None,
     cut: Cut | None = None,
     overlap: bool = True,
 ) -> None:
     """window_decode on checked arguments of a grouped-query format; the arrays lie on the current
     device and start at multiples of 16.
 
-    `cut` overrides `choose_cut`, for tests and benchmarks. `overlap`: the launch may begin while
-    the kernel ahead of it ends (see dependent_launch.py); the plan must be older than that kernel.
+    `scratch`: see `split_workspace`. `cut` overrides `choose_cut`, for tests and benchmarks.
+    `overlap`: the launch may begin while the kernel ahead of it ends (see dependent_launch.py); the
+    plan must be older than that kernel.
     """
     fmt = access.format
     num_tokens, num_q_heads = q.shape[:2]
@@ -125,9 +127,8 @@ def launch(
         sizes = (fmt, group, max(plan.max_seqlen_q, 1), plan.num_seqs, access.ring_len)
         cut = choose_cut(*sizes, multiprocessors(), hopper=hopper)
     macros = gqa_macros(fmt, cut, access.ring_len, softcap != 0.0)
-    grid, params = pack_params(
-        q, slab, plan, out, lse, access, num_state_slots, softmax_scale, sink, softcap, cut, stream
-    )
+    arrays = (q, slab, plan, out, lse, access, num_state_slots)
+    grid, params = pack_params(*arrays, softmax_scale, sink, softcap, cut, stream, scratch)
     kernel = get_kernel(WINDOW_DECODE_GQA, macros, shared_bytes(fmt, cut))
     if overlap and hopper:
         launch_dependent(kernel, grid, block_threads(cut), params, stream)
@@ -148,6 +149,7 @@ def pack_params(
     softcap: float,
     cut: Cut,
     stream: Any,
+    scratch: Any,
 ) -> tuple[int, Any]:
     """Thread blocks and the kernel's parameters."""
     units, shared = shared_values(
@@ -163,6 +165,7 @@ def pack_params(
         softcap=softcap,
         sink=sink,
         stream=stream,
+        scratch=scratch,
     )
     return units * cut.splits, PARAMS.pack(
         **shared,
