@@ -1,6 +1,6 @@
 """What kernels take of a GPU beside their arguments, and how much that is before they do.
 
-Only those that serve records of K and V apart take any: rawkernels/cuda/window_prefill_gqa.py and
+Only those that serve records of K and V apart take any: rawkernels/cuda/prefill_scratch.py and
 gqa_workspace.py. An engine takes it when it is made; what it gives no scratch takes its own.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from ..layouts.config import Config
 from ..rawkernels.cuda.gqa_shapes import MAX_SPLIT_BYTES, MAX_UNITS, parts_of
 from ..rawkernels.cuda.gqa_workspace import SPLIT_SCRATCH_BYTES
-from ..rawkernels.cuda.window_prefill_gqa import scratch_bytes
+from ..rawkernels.cuda.prefill_scratch import scratch_bytes
 from ..rawkernels.memory import Memory
 from .paged_pool import PagedSizes
 

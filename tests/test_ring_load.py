@@ -23,6 +23,7 @@ from helpers import (
 from kernels_on_host import launchers
 
 import ringslab as rs
+from ringslab.rawkernels.cuda.prefill_scratch import scratch_bytes
 from ringslab.rawkernels.operations import operation
 
 CASES = (
@@ -215,7 +216,7 @@ def test_cuda_window_prefill_by_its_parts(tmp_path, monkeypatch, case):
     results = [(np.empty(q.shape), np.empty(q.shape[:2], np.float32)) for _ in range(2)]
     run = operation("reference", "window_prefill")
     run(q, joint, plan, fmt, *results[0], **options)
-    size = module.scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
+    size = scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
     scratch = Guarded((size,), np.uint8, "cpu")
     arrays = (q, joint, plan, fmt, *results[1])
     launcher.window_prefill(*arrays, **options, scratch=scratch.array)

@@ -14,7 +14,7 @@ import ringslab as rs
 from ringslab.engine.scratch import Scratch, ScratchSizes, take_scratch
 from ringslab.engine.workspace import engine_sizes, take_run_buffers, take_workspace
 from ringslab.errors import DeviceMemoryError
-from ringslab.rawkernels.cuda import gqa_workspace, window_prefill_gqa
+from ringslab.rawkernels.cuda import gqa_workspace, prefill_scratch, window_prefill_gqa
 from ringslab.rawkernels.memory import load_memory
 
 TINY = Path(__file__).with_name("tiny_hybrid.yaml")
@@ -25,7 +25,7 @@ GROUPED = ("gemma2_27b", "gemma3_27b", "gpt_oss_120b", "mistral_7b", "quickstart
 def host_pool(monkeypatch):
     """Launchers that take their memory from NumPy; it is not touched."""
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=np.empty, zeros=np.zeros))
-    monkeypatch.setattr(window_prefill_gqa, "cupy_stream", lambda stream: nullcontext())
+    monkeypatch.setattr(prefill_scratch, "cupy_stream", lambda stream: nullcontext())
 
 
 def padded(array):
@@ -46,7 +46,7 @@ def test_a_prefill_takes_what_was_stated(name, host_pool):
             ends = [layer.ring_len + length for length in lengths]
             window = {"window": layer.window, "ring_len": layer.ring_len}
             plan = rs.plan_prefill(list(range(seqs)), lengths, ends, **window)
-            scratch = window_prefill_gqa.take_scratch(plan, layer.record_format, None)
+            scratch = prefill_scratch.take_scratch(plan, layer.record_format, None)
             taken.append(sum(map(padded, scratch)))
             bounds = [np.lib.array_utils.byte_bounds(part) for part in scratch]
             assert all(low[1] <= high[0] for low, high in pairwise(bounds))
@@ -69,7 +69,7 @@ def test_an_engine_hands_its_scratch_on():
             assert scratch is given
             if name == "window_prefill":
                 _, _, plan, fmt, *_ = arguments
-                parts = window_prefill_gqa.cut_scratch(scratch, plan, fmt)
+                parts = prefill_scratch.cut_scratch(scratch, plan, fmt)
                 assert parts.v.shape == (plan.most_keys, fmt.num_kv_heads, fmt.head_dim)
             seen.append(name)
             run(*arguments, **options)

@@ -30,6 +30,7 @@ from .attention_shapes import (
     scale_log2,
     shared_of,
 )
+from .prefill_scratch import PrefillScratch, cut_scratch, scratch_bytes
 from .rope_tables import device_rope_table
 from .widths import piece_bytes
 
@@ -86,7 +87,7 @@ def window_prefill(
 
     `variant` forces one kernel where two serve the layer, see `choose_variant`. Records of K and V
     apart go through window_prefill_gqa.py, which decodes the keys into `scratch`: uint8
-    [window_prefill_gqa.scratch_bytes] or longer, for launches of one stream; None takes it from
+    [prefill_scratch.scratch_bytes] or longer, for launches of one stream; None takes it from
     CuPy's pool. Latent records need none.
     """
     op = "window_prefill"
@@ -137,14 +138,12 @@ def window_prefill(
     kernel.launch((tokens * tiles,), (num_threads(tile),), params, stream)
 
 
-def parts_of_scratch(
-    q: Any, plan: PrefillPlan, fmt: RecordFormat, scratch: Any
-) -> window_prefill_gqa.PrefillScratch:
+def parts_of_scratch(q: Any, plan: PrefillPlan, fmt: RecordFormat, scratch: Any) -> PrefillScratch:
     """The caller's scratch, checked and cut."""
     op = "window_prefill"
     check_output(op, "scratch", scratch, (np.dtype(np.uint8),), ((None, ""),))
-    size = window_prefill_gqa.scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
+    size = scratch_bytes(plan.num_seqs, plan.most_keys, fmt)
     check_rows(op, "scratch", scratch, size, "scratch_bytes of the plan")
     check_place(op, q=q, scratch=scratch)
     check_alignment(op, "scratch", scratch, RECORD_ALIGN)
-    return window_prefill_gqa.cut_scratch(scratch, plan, fmt)
+    return cut_scratch(scratch, plan, fmt)
