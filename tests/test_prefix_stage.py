@@ -207,24 +207,26 @@ def test_a_replay_over_a_boundary_that_is_gone_is_not_staged():
 def test_random_batches(data):
     """Requests that share blocks, in batches of any size: what is staged lies inside a chunk, a
     ring behind its first token, outside of replays, each in a place of its own; and in the end
-    every boundary of every prompt has its snapshot."""
+    every boundary of every prompt has had its snapshot."""
     draw, interval = data.draw, data.draw(st.integers(1, 3))
     room = Stage(draw(st.integers(1, 4)), draw(st.integers(1, 8 * interval)))
+    budget = draw(st.sampled_from([None, 3, 6]))  # snapshots
     one = Cached(
         draw(st.sampled_from([FULL, EXACT, BOUNDED])),
         interval=interval,
+        budget_bytes=budget,
         stage=room,
-        token_budget=draw(st.integers(1, 90)),
-        max_prefill_seqs=draw(st.integers(1, 4)),
+        token_budget=draw(st.sampled_from([7, 20, 33, 60, 150])),
+        max_prefill_seqs=draw(st.integers(2, 4)),
         num_state_slots=draw(st.integers(1, 4)),
     )
-    names = st.lists(st.integers(0, 1), max_size=9)
+    names = st.lists(st.sampled_from([0, 0, 1]), min_size=2, max_size=9)
     prompts = [
         np.concatenate([*(numbered(8, 1000 * k + 100 * n) for k, n in enumerate(blocks)), tail])
-        for blocks in draw(st.lists(names, min_size=1, max_size=6))
+        for blocks in draw(st.lists(names, min_size=2, max_size=6))
         for tail in [numbered(draw(st.integers(1, 7)), 9999)]
     ]
-    wanted, waiting = set(), list(enumerate(prompts))
+    wanted, stored, waiting = set(), set(), list(enumerate(prompts))
     while waiting or not one.scheduler.done:
         count = draw(st.integers(int(one.scheduler.done), 2))
         for id, prompt in [waiting.pop(0) for _ in waiting[:count]]:
@@ -237,9 +239,11 @@ def test_random_batches(data):
         check_staged(one, batch, room)
         one.scheduler.commit(batch, [0] * batch.num_seqs, [7] * batch.num_seqs)
         for order in one.planner.take_snapshots():
-            one.index.insert(RINGS, order.keys, order.blocks)
+            stored.add(order.keys[order.blocks - 1])
             one.stored[order.keys[order.blocks - 1]] = order.blocks
-    assert wanted <= one.stored.keys()
+            for entry in one.index.insert(RINGS, order.keys, order.blocks):
+                del one.stored[entry.key]
+    assert wanted <= stored
 
 
 def check_staged(one, batch, room):
