@@ -274,10 +274,10 @@ class Engine:
         with self.tools.watch.ranges.span("commit"):
             self.scheduler.commit(self._order.host, accepted, next_tokens, drafts, finished)
         lacking = self._order.lacking()
+        self._order.close()  # whatever becomes of snapshots: the scheduler's batch is over
         if self.prefix is not None:
             with self.memory.scope():
                 self.prefix.after_step(self.tools, lacking)
-        self._order.close()
 
     def run(self, trace: Any = None, **options: Any) -> dict:
         """Replays a trace and returns the report. `trace`: a path, a list of `Request` or

@@ -333,3 +333,27 @@ def test_a_store_that_takes_nothing():
             cache.flush()
             assert (cache.counters.refused, len(cache.index)) == (4, 0)
             assert run.first_outputs["b"][0] == 0
+
+
+def test_a_store_that_raises_ends_its_batch():
+    """A put that runs out of memory comes out of `commit`, once; the batch is over all the same, and
+    the request goes on to its end with the right outputs."""
+    with cached("full") as engine:
+        cache, run = engine.prefix, Run(engine)
+        put, raised = cache.store.put, []
+
+        def fail_once(*given):
+            if not raised:
+                raised.append(True)
+                raise MemoryError("no room")
+            return put(*given)
+
+        cache.store.put = fail_once
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=2), 6)
+        with pytest.raises(MemoryError, match="no room"):
+            run.run()
+        run.run()
+        assert engine.scheduler.state("a") == "finished"
+        wanted = tiny_alone(tuple(run.known["a"].tolist()))
+        for (_, layer, position), rows in run.outputs.items():
+            np.testing.assert_array_equal(rows, wanted[layer, position])
