@@ -1,13 +1,12 @@
 """Attention of one layer for one batch: store and attend, in the order that each kind needs."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..layouts.config import LayerConfig
 from ..layouts.slots import SlotLayout
 from ..rawkernels.operations import Operations
-from ..schedules.batch import Batch
+from ..schedules.batch import Batch, BatchArrays
 from .attention_options import window_options
 from .paged_pool import PagedPool
 from .snapshot_stage import SnapshotStage
@@ -88,7 +87,6 @@ def _attend_prefill(
     rows = plan.history_rows + size
     joint = tools.workspace.joint_rows(rows, record_format.record_bytes)
     new_records = joint[plan.history_rows :]
-    store = partial(ops.store_records, positions=arrays.positions, stream=stream)
     with tools.watch.op("load_history", layer.id, size):
         ops.load_history(tools.slab, tools.layout, layer.id, plan, joint, stream=stream)
     with tools.watch.op("encode_records", layer.id, size):
@@ -113,8 +111,30 @@ def _attend_prefill(
             stream=stream,
         )
     with tools.watch.op("store_records", layer.id, size):
-        store(tools.slab, tools.layout, layer.id, new_records, arrays.token_state_ids)
-    stage = tools.stage
-    if arrays.token_places is not None and layer.id in stage.layers:
-        with tools.watch.op("store_records", layer.id, size):
-            store(stage.slab, tools.layout, layer.id, new_records, arrays.token_places)
+        ops.store_records(
+            tools.slab,
+            tools.layout,
+            layer.id,
+            new_records,
+            arrays.token_state_ids,
+            arrays.positions,
+            stream=stream,
+        )
+    if arrays.staged_places is not None and layer.id in tools.stage.layers:
+        _stage_records(tools, layer, arrays, new_records)
+
+
+def _stage_records(tools: StepTools, layer: LayerConfig, arrays: BatchArrays, new: Any) -> None:
+    """Snapshots of boundaries inside the batch's chunks take the records before them."""
+    places = arrays.staged_places
+    some = slice(arrays.first_staged, arrays.first_staged + len(places))
+    with tools.watch.op("store_records", layer.id, len(places)):
+        tools.ops.store_records(
+            tools.stage.slab,
+            tools.layout,
+            layer.id,
+            new[some],
+            places,
+            arrays.positions[some],
+            stream=tools.stream,
+        )
