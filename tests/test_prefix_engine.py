@@ -336,8 +336,8 @@ def test_a_store_that_takes_nothing():
 
 
 def test_a_store_that_raises_ends_its_batch():
-    """A put that runs out of memory comes out of `commit`, once; the batch is over all the same, and
-    the request goes on to its end with the right outputs."""
+    """A put that runs out of memory comes out of `commit`, once; the batch is over all the same,
+    and the request goes on to its end with the right outputs."""
     with cached("full") as engine:
         cache, run = engine.prefix, Run(engine)
         put, raised = cache.store.put, []
