@@ -6,6 +6,8 @@ structs of the launchers.
 
 import argparse
 import json
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from .. import __version__
@@ -98,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(configs: list[Config]) -> str:
     """The header's text."""
+    shared, own = shared_structs(), [config_structs(config) for config in configs]
+    _refuse_twins(chain(shared, *own))
     parts = [
         "\n".join(
             comment(
@@ -110,31 +114,35 @@ def render(configs: list[Config]) -> str:
         PROLOGUE,
         _defines(constants()),
     ]
-    parts += [struct.render() for struct in [*plan_structs(), *kernel_structs()]]
-    for config in configs:
+    parts += [struct.render() for struct in shared]
+    for config, found in zip(configs, own, strict=True):
         parts.append(_defines(config_constants(config)))
-        parts += [struct.render() for struct in config_structs(config)]
-    _refuse_twins(configs)
+        parts += [struct.render() for struct in found]
     return "\n\n".join([*parts, "#endif  /* RINGSLAB_H */"]) + "\n"
 
 
 def header_dict(configs: list[Config]) -> dict[str, Any]:
     """What `--json` prints."""
-    _refuse_twins(configs)
+    found = all_structs(configs)
+    _refuse_twins(found)
     numbers = constants()
     for config in configs:
         numbers |= config_constants(config)
     return {
         "version": __version__,
         "constants": numbers,
-        "structs": [struct.describe() for struct in all_structs(configs)],
+        "structs": [struct.describe() for struct in found],
     }
 
 
 def all_structs(configs: list[Config]) -> list[CStruct]:
     """Every struct of the header, in its order."""
-    of_configs = [struct for config in configs for struct in config_structs(config)]
-    return [*plan_structs(), *kernel_structs(), *of_configs]
+    return [*shared_structs(), *chain.from_iterable(map(config_structs, configs))]
+
+
+def shared_structs() -> list[CStruct]:
+    """Those that no configuration changes."""
+    return [*plan_structs(), *kernel_structs()]
 
 
 def constants() -> dict[str, int | float | str]:
@@ -242,9 +250,9 @@ def _slot(config: Config) -> CStruct:
     return CStruct(c_name(config.name, "slot"), dtype, card, types, docs)
 
 
-def _refuse_twins(configs: list[Config]) -> None:
+def _refuse_twins(found: Iterable[CStruct]) -> None:
     seen: set[str] = set()
-    for struct in all_structs(configs):
+    for struct in found:
         if struct.name in seen:
             raise ArgumentError(f"header: two structs would be named {struct.name}; rename one")
         seen.add(struct.name)
