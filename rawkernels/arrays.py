@@ -18,8 +18,15 @@ _DLPACK_CUDA = (2, 13)
 
 
 def is_cuda(x: Any) -> bool:
-    """True for an array in GPU memory (anything with `__cuda_array_interface__`)."""
-    return type(x) is not np.ndarray and hasattr(x, "__cuda_array_interface__")
+    """True for an array in GPU memory (anything with `__cuda_array_interface__`).
+
+    CuPy builds a dict and a stream's address whenever that attribute is looked at, some
+    microseconds, and an operation asks this of every array: so its arrays are known by their type.
+    """
+    kind = type(x)
+    if kind is np.ndarray:
+        return False
+    return kind.__module__ == "cupy" or hasattr(x, "__cuda_array_interface__")
 
 
 def as_array(x: Any, name: str) -> Any:
