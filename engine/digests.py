@@ -18,76 +18,115 @@ from ..schedules.batch import Batch
 
 
 @dataclass
+class _Half:
+    """Sums of some steps, uint64: in the log on the device, then on their way to pinned memory.
+
+    spans   of each step: (request, log start, log end, position) of its kept tokens
+    event   recorded behind the copy; None while nothing is on its way
+    """
+
+    device: Any
+    pinned: np.ndarray
+    used: int = 0
+    spans: list[np.ndarray] = field(default_factory=list)
+    event: Any = None
+
+
+@dataclass
 class DigestLog:
     """Token sums on the device, and the sums of the requests they belong to.
 
-    device   uint64 [capacity]; the first `used` of them hold steps that were not read yet
+    halves   of the log. One is written by steps while the other, which was full, is on its way to
+             the host: the device never waits for its sums to be read
     sums     uint64 [num_requests]
     lengths  int64 [num_requests]    positions of each request that count
     counted  int64 [num_requests]    of these, the ones that are in its sum
-    spans    of each unread step: (request, log start, log end, position) of its kept tokens
     """
 
     memory: Memory
-    device: Any
+    halves: tuple[_Half, _Half]
     sums: np.ndarray
     lengths: np.ndarray
     counted: np.ndarray
-    used: int = 0
-    spans: list[np.ndarray] = field(default_factory=list)
+    turn: int = 0
 
     def begin(self, num_tokens: int) -> Any:
         """Zeroed uint64 [num_tokens] on the device for the step to come."""
-        if self.used + num_tokens > self.device.shape[0]:
-            self.flush()
-        return self.device[self.used : self.used + num_tokens]
+        half = self.halves[self.turn]
+        if half.used + num_tokens > half.device.shape[0]:
+            self._send(half)
+            self.turn = 1 - self.turn
+            half = self.halves[self.turn]
+            self._collect(half)  # sent a half ago
+        return half.device[half.used : half.used + num_tokens]
 
     def keep(self, batch: Batch, requests: np.ndarray, kept: np.ndarray) -> None:
         """Notes which tokens of the step count: the first kept[i] of sequence i, which is request
         requests[i]; those that counted before are skipped."""
+        half = self.halves[self.turn]
         starts = (batch.seqlens_k - batch.seqlens_q).astype(np.int64)
         ends = np.minimum(starts + kept, self.lengths[requests])
         # What a prefix hit computes again, to rebuild rings, is not the request's.
         first = np.maximum(np.maximum(starts, self.counted[requests]), batch.first_outputs)
-        log = self.used + batch.cu_seqlens_q[:-1].astype(np.int64) - starts
+        log = half.used + batch.cu_seqlens_q[:-1].astype(np.int64) - starts
         span = np.stack([requests, log + first, log + ends, first], axis=1)
-        self.spans.append(span[ends > first])
+        half.spans.append(span[ends > first])
         self.counted[requests] = np.maximum(self.counted[requests], ends)
-        self.used += batch.num_tokens
+        half.used += batch.num_tokens
 
     def flush(self) -> None:
         """Reads the waiting sums, adds them to their requests, and zeroes the log."""
-        if self.used:
-            sums = self.memory.to_host(self.device[: self.used])
-            request, start, end, position = np.concatenate(self.spans).T
-            owner = np.full(self.used, -1, np.int64)  # first position minus log index, per token
-            lengths = end - start
-            tokens = np.repeat(start - np.cumsum(lengths) + lengths, lengths)
-            tokens += np.arange(len(tokens))
-            owner[tokens] = np.repeat(position - start, lengths) + tokens
-            with np.errstate(over="ignore"):
-                words = owner[tokens].astype(np.uint64) * GOLDEN64
-            mixed = splitmix64(sums[tokens] ^ words)
-            np.add.at(self.sums, np.repeat(request, lengths), mixed)
-        self.device.fill(0)
-        self.used, self.spans = 0, []
+        self._send(self.halves[self.turn])
+        for half in self.halves:
+            self._collect(half)
 
     def of(self, request: int) -> str:
         """Digest of one request, 16 hex digits. `flush` comes first."""
         return f"{int(self.sums[request]):016x}"
 
+    def _send(self, half: _Half) -> None:
+        """Queues the copy of a half to the host, and its zeroing."""
+        if half.used:
+            used = half.device[: half.used]
+            self.memory.download(half.pinned[: half.used], used)
+            half.event = self.memory.record(half.event)
+            self.memory.zero(used)
+
+    def _collect(self, half: _Half) -> None:
+        """Adds up a half that was sent, once it is there."""
+        if not half.used:
+            return
+        self.memory.wait(half.event)
+        sums = half.pinned
+        request, start, end, position = np.concatenate(half.spans).T
+        owner = np.full(half.used, -1, np.int64)  # first position minus log index, per token
+        lengths = end - start
+        tokens = np.repeat(start - np.cumsum(lengths) + lengths, lengths)
+        tokens += np.arange(len(tokens))
+        owner[tokens] = np.repeat(position - start, lengths) + tokens
+        with np.errstate(over="ignore"):
+            words = owner[tokens].astype(np.uint64) * GOLDEN64
+        mixed = splitmix64(sums[tokens] ^ words)
+        np.add.at(self.sums, np.repeat(request, lengths), mixed)
+        half.used, half.spans = 0, []
+
 
 def open_digests(device: Any, lengths: list[int], memory: Memory) -> DigestLog:
-    """A log for requests of which so many positions count."""
-    log = DigestLog(
+    """A log in uint64 [n] on the device, of which a step may take half, for requests of which so
+    many positions count."""
+    memory.zero(device)
+    size = device.shape[0] // 2  # rounded down
+    halves = tuple(
+        _Half(device[start : start + size], memory.pinned((size,), np.uint64))
+        for start in (0, size)
+    )
+    return DigestLog(
         memory,
-        device,
+        halves,
         np.zeros(len(lengths), np.uint64),
         np.array(lengths, np.int64),
         np.zeros(len(lengths), np.int64),
     )
-    log.flush()
-    return log
 
 
 def combine(digests: dict[str, str]) -> str:

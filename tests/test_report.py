@@ -108,7 +108,7 @@ def test_digests_do_not_depend_on_the_schedule():
     again = [([0], [0], [7], [7]), ([0, 1], [0, 0], [9, 5], [9, 5]), ([0], [9], [11], [2])]
     for steps in (whole, chunks, again):
         assert run_digests(steps) == want
-        assert run_digests(steps, capacity=15) == want
+        assert run_digests(steps, capacity=31) == want
 
 
 def test_the_combined_digest_ignores_order_and_sees_each_request():
