@@ -1,7 +1,9 @@
 """Values of a prefix cache: bytes of state slots and of pages, between a device and a store."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,20 @@ def entry_bytes(kind: str, num_bytes: int) -> int:
     return len(name) + head_bytes(name) + num_bytes
 
 
+@dataclass
+class _Crossing:
+    """A value on its way to a buffer of the host; `entry` None: nobody wants it any more."""
+
+    entry: Entry | None
+    copies: SnapshotCopies
+    buffer: int
+
+
 class PrefixValues:
-    """sizes: bytes of a value of each kind. On a GPU values leave through `SnapshotCopies` and
-    threads that hand them to the store, what concerns one entry in the order of the calls; on the
-    host at once."""
+    """sizes: bytes of a value of each kind. On a GPU values cross to the host through
+    `SnapshotCopies`. Those that are there are handed to threads, which put them into the store,
+    what concerns one entry in the order of the calls: at the next call of `put` or `take_refused`,
+    so that no thread waits for the device. On the host a value is stored at once."""
 
     def __init__(
         self, store: Store, memory: Memory, sizes: dict[str, int], *, on_gpu: bool
@@ -44,6 +56,7 @@ class PrefixValues:
         if on_gpu:
             self._copies = {kind: SnapshotCopies(memory, size) for kind, size in sizes.items()}
             self._loads = {kind: SnapshotLoads(memory, size) for kind, size in sizes.items()}
+        self._crossing: deque[_Crossing] = deque()  # in the order of the device
         self._pending: dict[Entry, Future] = {}  # puts
         self._last: dict[Entry, Future] = {}  # the last put or delete of an entry
         self._refused: list[Entry] = []
@@ -56,11 +69,16 @@ class PrefixValues:
             if not self.store.put(value_name(entry), value):
                 self._refused.append(entry)
         else:
-            buffer = self._copies[entry.kind].take(parts)
-            self._pending[entry] = self._submit(entry, self._write, buffer, entry)
+            copies = self._copies[entry.kind]
+            self._hand_over()
+            while copies.is_full and self._crossing:
+                self._hand_over_first()
+            self._crossing.append(_Crossing(entry, copies, copies.take(parts)))
 
     def get(self, entry: Entry) -> bytes | None:
         """A value, waited for while it is on its way; None where it is gone or damaged."""
+        while any(one.entry == entry for one in self._crossing):
+            self._hand_over_first()
         pending = self._pending.get(entry)
         if pending is not None:
             pending.result()
@@ -84,10 +102,14 @@ class PrefixValues:
         if self._writers is None:
             self.store.delete(value_name(entry))
         else:
+            for one in self._crossing:
+                if one.entry == entry:
+                    one.entry = None
             self._submit(entry, self.store.delete, value_name(entry))
 
     def take_refused(self) -> list[Entry]:
         """Values that the store did not take, of those whose put has ended."""
+        self._hand_over()
         self._last = {entry: future for entry, future in self._last.items() if not future.done()}
         for entry in [entry for entry, future in self._pending.items() if future.done()]:
             if not self._pending.pop(entry).result():
@@ -97,15 +119,33 @@ class PrefixValues:
 
     def flush(self) -> None:
         """Waits until every value is with the store."""
+        while self._crossing:
+            self._hand_over_first()
         for future in [*self._pending.values(), *self._last.values()]:
             future.result()
         self.store.flush()
 
     def close(self) -> None:
         """Hands over what is on its way and closes the store."""
+        while self._crossing:
+            self._hand_over_first()
         if self._writers is not None:
             self._writers.shutdown()
         self.store.close()
+
+    def _hand_over(self) -> None:
+        """Hands the threads what has crossed."""
+        while self._crossing and self._crossing[0].copies.has_crossed(self._crossing[0].buffer):
+            self._hand_over_first()
+
+    def _hand_over_first(self) -> None:
+        """Hands over the value that is first on its way, once it is there."""
+        one = self._crossing.popleft()
+        value = one.copies.read(one.buffer)
+        if one.entry is None:
+            one.copies.give_back(one.buffer)
+        else:
+            self._pending[one.entry] = self._submit(one.entry, self._write, one, value)
 
     def _submit(self, entry: Entry, work: Callable[..., bool], *arguments: Any) -> Future:
         """Work of a thread, after what was submitted for the entry before: that one began earlier,
@@ -120,10 +160,9 @@ class PrefixValues:
         self._last[entry] = future = self._writers.submit(run)
         return future
 
-    def _write(self, buffer: int, entry: Entry) -> bool:
+    def _write(self, one: _Crossing, value: np.ndarray) -> bool:
         """On a writer's thread."""
-        copies = self._copies[entry.kind]
         try:
-            return self.store.put(value_name(entry), copies.read(buffer))
+            return self.store.put(value_name(one.entry), value)
         finally:
-            copies.give_back(buffer)
+            one.copies.give_back(one.buffer)

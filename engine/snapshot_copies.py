@@ -74,6 +74,15 @@ class SnapshotCopies:
             self._crossed[buffer] = memory.record(self._crossed[buffer])
         return buffer
 
+    @property
+    def is_full(self) -> bool:
+        """Whether `take` would wait."""
+        return self._free.empty()
+
+    def has_crossed(self, buffer: int) -> bool:
+        """Whether `read` would not wait."""
+        return self.memory.is_done(self._crossed[buffer])
+
     def read(self, buffer: int) -> np.ndarray:
         """The bytes of a buffer, once they are there; valid until it is given back."""
         self.memory.wait(self._crossed[buffer])

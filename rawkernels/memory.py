@@ -38,6 +38,7 @@ class Memory:
     record(event=None) -> event  marks this point of the stream (on the host: the time), by an
                             event that was recorded before if one is given
     wait(event)             returns when everything before the event is done
+    is_done(event)          whether it is, without waiting
     after(event)            what is queued from here on begins when the event is done; the host does
                             not wait
     elapsed_us(a, b)        microseconds between two events that are done
@@ -65,6 +66,7 @@ class Memory:
     to_host: Callable[[Any], np.ndarray]
     record: Callable[..., Any]
     wait: Callable[[Any], None]
+    is_done: Callable[[Any], bool]
     after: Callable[[Any], None]
     elapsed_us: Callable[[Any, Any], float]
     free_bytes: Callable[[], tuple[int, int]]
@@ -93,6 +95,7 @@ def load_memory(backend: str, device: int = 0, stream: Any = None) -> Memory:
         to_host=np.array,
         record=lambda event=None: time.perf_counter(),
         wait=_no_wait,
+        is_done=lambda event: True,
         after=_no_wait,
         elapsed_us=_elapsed_us,
         free_bytes=host_bytes,

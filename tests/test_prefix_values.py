@@ -6,9 +6,12 @@ from threading import Event
 
 import numpy as np
 import pytest
+from device_model import Device
 from prefix_story import cached
 
 from ringslab.engine.prefix_values import PrefixValues, value_name
+from ringslab.engine.snapshot_copies import snapshot_buffers
+from ringslab.engine.store import open_store
 from ringslab.schedules.prefix_index import Entry
 from ringslab.schedules.prefix_orders import RINGS
 
@@ -98,3 +101,67 @@ def test_the_end_waits_for_puts_and_deletes(end):
         values.delete(entries[1])
         getattr(values, end)()
         assert ended == ["put", "delete", "close"][: 2 if end == "flush" else 3]
+
+
+NAMES = [Entry(RINGS, bytes([n]) * 16) for n in range(12)]
+
+
+@pytest.fixture
+def slow_device():
+    """A device that does nothing until it is told to, and values that leave it for a store."""
+    device = Device(seed=2)
+    with open_store("memory:") as store:
+        yield device, store, PrefixValues(store, device.memory, {RINGS: 64}, on_gpu=True)
+
+
+def test_values_are_handed_over_when_they_are_there(slow_device):
+    """Nobody waits for the device: put returns, and the store has nothing. Once the device has run,
+    the next look at what was refused hands the value over."""
+    device, store, values = slow_device
+    values.put(NAMES[0], [np.full(64, 7, np.uint8)])
+    assert values.take_refused() == []
+    assert not values.contains(NAMES[0])
+    while device.step():
+        pass
+    values.take_refused()
+    values.flush()
+    assert store.get(value_name(NAMES[0])) == bytes([7]) * 64
+
+
+def test_a_value_that_is_wanted_is_waited_for(slow_device):
+    """get waits for the device up to this value, not for those behind it."""
+    _, _, values = slow_device
+    for n in range(3):
+        values.put(NAMES[n], [np.full(64, n, np.uint8)])
+    assert values.get(NAMES[1]) == bytes([1]) * 64
+    assert [values.contains(NAMES[n]) for n in range(3)] == [True, True, False]
+    values.close()
+
+
+def test_a_value_deleted_on_its_way_is_not_stored(slow_device):
+    """Its buffer comes back once it has crossed, an older value of its name goes as well, and a
+    newer one stays."""
+    _, _, values = slow_device
+    values.put(NAMES[0], [np.full(64, 1, np.uint8)])
+    values.flush()
+    for n in (2, 3):
+        values.put(NAMES[0], [np.full(64, n, np.uint8)])
+        values.put(NAMES[n], [np.full(64, n, np.uint8)])
+        values.delete(NAMES[0])
+    values.put(NAMES[4], [np.full(64, 4, np.uint8)])
+    values.flush()
+    assert [n for n in range(5) if values.contains(NAMES[n])] == [2, 3, 4]
+    values.put(NAMES[0], [np.full(64, 5, np.uint8)])
+    assert values.get(NAMES[0]) == bytes([5]) * 64
+    copies = values._copies[RINGS]
+    assert copies._free.qsize() == snapshot_buffers(64)
+
+
+def test_more_values_than_buffers(slow_device):
+    """With all buffers on their way a put waits for the first of them, and all arrive."""
+    _, _, values = slow_device
+    names = [Entry(RINGS, n.to_bytes(16, "little")) for n in range(3 * snapshot_buffers(64))]
+    for n, name in enumerate(names):
+        values.put(name, [np.full(64, n, np.uint8)])
+    values.flush()
+    assert [values.get(name) for name in names] == [bytes([n]) * 64 for n in range(len(names))]

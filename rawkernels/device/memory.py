@@ -78,6 +78,7 @@ def load_device_memory(device: int, stream: Any) -> Memory:
         to_host=cupy.asnumpy,
         record=record,
         wait=lambda event: event.synchronize(),
+        is_done=lambda event: event.done,
         after=lambda event: cupy.cuda.get_current_stream().wait_event(event),
         elapsed_us=lambda start, end: cupy.cuda.get_elapsed_time(start, end) * 1e3,
         free_bytes=free_bytes,
