@@ -175,12 +175,11 @@ class Engine:
             host = self.scheduler.next_batch()
             if host is None:
                 return None
-            with ranges.span("plan", size=host.num_tokens):
-                batch = self._build(host)
-            fresh = host.state_ids[host.is_first_chunk]
-            reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
-            if self.prefix is not None:
-                self.prefix.before_step(self.tools)
+            try:
+                batch = self._begin(host)
+            except BaseException:
+                self.scheduler.take_back(host)
+                raise
         self._order.open(host, batch)
         return batch
 
@@ -308,6 +307,16 @@ class Engine:
                 self.tools.paged,
             )
         return self._decode_inputs
+
+    def _begin(self, host: HostBatch) -> Batch:
+        """The batch on the device, and what must be queued before its first layer."""
+        with self.tools.watch.ranges.span("plan", size=host.num_tokens):
+            batch = self._build(host)
+        fresh = host.state_ids[host.is_first_chunk]
+        reset_states(self.tools.slab, self.cfg.slot_layout, self._reset, fresh)
+        if self.prefix is not None:
+            self.prefix.before_step(self.tools)
+        return batch
 
     def _build(self, host: HostBatch) -> Batch:
         paged = self.tools.paged

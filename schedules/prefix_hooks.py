@@ -41,6 +41,9 @@ class PrefixHooks(Protocol):
     def preempted(self, row: int) -> None:
         """A row has lost its slot, and waits."""
 
+    def taken_back(self) -> None:
+        """Nothing of the batch in flight is computed, its rows are preempted."""
+
     def ended(self, row: int) -> None:
         """A row is free."""
 
@@ -65,5 +68,7 @@ class NoPrefix:
     def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None: ...
 
     def preempted(self, row: int) -> None: ...
+
+    def taken_back(self) -> None: ...
 
     def ended(self, row: int) -> None: ...

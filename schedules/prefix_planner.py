@@ -206,6 +206,10 @@ class PrefixPlanner:
         state = self._rows[row]
         state.claim = state.replaying = None
 
+    def taken_back(self) -> None:
+        """The batch in flight is none: its slots may be others' before a copy into them is made."""
+        self.restores, self.staged = [], []
+
     def ended(self, row: int) -> None:
         """A row is free."""
         del self._rows[row]

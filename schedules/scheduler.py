@@ -208,6 +208,16 @@ class Scheduler:
         for row in begin_next_steps(table, batch, live, due, results):
             self._end(row, "finished")
 
+    def take_back(self, batch: HostBatch) -> None:
+        """Close the batch in flight, of which nothing was computed: its requests are preempted and
+        will be computed again. Raises BatchError for a batch that is not the one in flight."""
+        self._check_in_flight(batch)
+        for id in reversed(batch.request_ids):  # so that the oldest is first in the queue again
+            if not self._has_ended(id) and self.state(id) != "waiting":
+                self.preempt(id)
+        self._prefix.taken_back()
+        self.commit(batch, np.zeros(batch.num_seqs, np.int32))
+
     def tokens(self, id: str) -> np.ndarray:
         """Prompt and generated tokens so far, int32 [n]; a copy. Raises RequestError."""
         if self._has_ended(id):
