@@ -54,6 +54,8 @@ def test_overhead(capsys, trace):
     assert found["hit_blocks"] == 0
     assert found["snapshots"] > 0
     assert found["ratio"] > 0
+    both = zip(found["seconds"]["bounded"], found["seconds"]["none"], strict=True)
+    assert found["turn_ratios"] == [one / other for one, other in both]
 
 
 def test_a_store_that_outlives_a_run(capsys, trace, tmp_path):

@@ -210,22 +210,25 @@ def _row(contract: str, report: dict) -> dict[str, Any]:
 
 def overhead(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dict[str, Any]:
     """Seconds of runs without a cache and with one that is emptied before each, in turns, after one
-    of each that compiles. `ratio` is of the medians; `hit_blocks` must be 0 for it to say anything,
-    so the trace should share nothing."""
+    of each that compiles; who goes first alternates, as a host that slows down would favour one.
+    `ratio` is of the medians, `turn_ratios` of each turn; `hit_blocks` must be 0 for them to say
+    anything, so the trace should share nothing."""
     (_, without), (contract, with_cache) = configs
     seconds: dict[str, list[float]] = {"none": [], contract: []}
     with open_engine(args, without) as plain, open_engine(args, with_cache) as cached:
         hits = snapshots = 0
         for turn in range(args.overhead + 1):
-            for name, engine in (("none", plain), (contract, cached)):
+            pair = [("none", plain), (contract, cached)]
+            for name, engine in reversed(pair) if turn % 2 else pair:
                 _say(f"turn {turn} of {args.overhead}: contract {name}")
                 if engine.prefix is not None:
                     engine.prefix.clear()
                 report = replay(engine, args)
                 if turn > 0:
                     seconds[name].append(report["throughput"]["seconds"])
-            hits += report["prefix"]["hit_blocks"]
-            snapshots = report["prefix"]["snapshots"]
+                if engine is cached:
+                    hits += report["prefix"]["hit_blocks"]
+                    snapshots = report["prefix"]["snapshots"]
         medians = {name: float(np.median(times)) for name, times in seconds.items()}
     return {
         "model": report["model"],
@@ -237,6 +240,9 @@ def overhead(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dic
         "seconds": seconds,
         "medians": medians,
         "ratio": medians[contract] / medians["none"],
+        "turn_ratios": [
+            one / other for one, other in zip(seconds[contract], seconds["none"], strict=True)
+        ],
     }
 
 
@@ -248,7 +254,8 @@ def table(found: dict[str, Any]) -> list[str]:
             f"blocks of {found['block_size']}: {found['snapshots']} snapshots, "
             f"{found['hit_blocks']} blocks hit",
             *(f"{name:>8} {median:9.3f} s" for name, median in found["medians"].items()),
-            f"   ratio {found['ratio']:9.4f}",
+            f"   ratio {found['ratio']:9.4f}, of single turns {min(found['turn_ratios']):.4f} .. "
+            f"{max(found['turn_ratios']):.4f}",
         ]
     lines = [
         f"{found['model']} on {found['backend']}, {found['activations']}: {found['requests']} "
