@@ -18,15 +18,18 @@ _DLPACK_CUDA = (2, 13)
 
 
 def is_cuda(x: Any) -> bool:
-    """True for an array in GPU memory (anything with `__cuda_array_interface__`).
-
-    CuPy builds a dict and a stream's address whenever that attribute is looked at, some
-    microseconds, and an operation asks this of every array: so its arrays are known by their type.
-    """
-    kind = type(x)
-    if kind is np.ndarray:
+    """True for an array in GPU memory (anything with `__cuda_array_interface__`)."""
+    if type(x) is np.ndarray:
         return False
-    return kind.__module__ == "cupy" or hasattr(x, "__cuda_array_interface__")
+    return _is_cupy(x) or hasattr(x, "__cuda_array_interface__")
+
+
+def _is_cupy(x: Any) -> bool:
+    """Whether `x` is a CuPy array, by its type: whenever `__cuda_array_interface__` is looked at,
+    CuPy builds a dict with the dtype's description and a stream's address, some microseconds, and
+    an operation asks this of every array."""
+    kind = type(x)
+    return kind.__name__ == "ndarray" and kind.__module__ == "cupy"
 
 
 def as_array(x: Any, name: str) -> Any:
@@ -38,7 +41,7 @@ def as_array(x: Any, name: str) -> Any:
     Raises ArgumentError for anything else, and for an array that is not C-contiguous, with the
     shape, the strides and the fix: kernels take a base pointer and would ignore the strides.
     """
-    array = x if type(x) is np.ndarray else _foreign_array(x, name)
+    array = x if type(x) is np.ndarray or _is_cupy(x) else _foreign_array(x, name)
     if not array.flags.c_contiguous:
         module = "cupy" if is_cuda(array) else "numpy"
         raise ArgumentError(
