@@ -12,7 +12,7 @@ import numpy as np
 
 from ..layouts.config import Config
 from ..layouts.digest import layout_digest
-from ..layouts.errors import BatchError
+from ..layouts.errors import ArgumentError, BatchError
 from ..layouts.sizes import div_exact
 from ..layouts.slots import SlotLayout
 from ..rawkernels.memory import Memory
@@ -124,8 +124,12 @@ class PrefixCache:
 
     def depend_on(self, *words: str) -> None:
         """States what the bytes of a snapshot depend on beside the configuration, the sinks and the
-        tokens (weights, a run's seed): under other words nothing is found. No request may be
-        live."""
+        tokens (weights, a run's seed): under other words nothing is found. Raises BatchError while
+        requests run, ArgumentError for what is no text."""
+        self.check_idle("depend_on", self.planner.idle)
+        for word in words:
+            if not isinstance(word, str):
+                raise ArgumentError(f"depend_on: {word!r} is {type(word).__name__}, but give text")
         self._words = words
         self.planner.root = root_key(*self._what, self._sinks, *self._scope, *words)
 

@@ -80,6 +80,11 @@ class PrefixPlanner:
         self._rows: dict[int, _Row] = {}
         self._tables: BlockTables | None = None
 
+    @property
+    def idle(self) -> bool:
+        """No request is live."""
+        return not self._rows
+
     def bind(self, blocks: BlockTables | None) -> None:
         self._tables = blocks
 

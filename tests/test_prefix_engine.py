@@ -393,3 +393,21 @@ def test_a_batch_that_cannot_begin_is_taken_back(contract, where):
             for (id, layer, position), rows in run.outputs.items():
                 wanted = tiny_alone(tuple(run.known[id].tolist()))
                 np.testing.assert_array_equal(rows, wanted[layer, position])
+
+
+def test_what_snapshots_depend_on_is_said_while_nothing_runs():
+    """`depend_on` in the middle of a request is refused and changes nothing; words are text."""
+    with cached("full") as engine:
+        run = Run(engine)
+        engine.prefix.depend_on("April")
+        root = engine.prefix.planner.root
+        run.submit("a", prompt_of(1, 2, tail=1), 2)
+        with pytest.raises(BatchError, match="depend_on: requests are running"):
+            engine.prefix.depend_on("May")
+        run.run()
+        for word in (5, None, ["a"], b"a"):
+            with pytest.raises(rs.errors.ArgumentError, match="but give text"):
+                engine.prefix.depend_on("May", word)
+        assert engine.prefix.planner.root == root
+        engine.prefix.depend_on("May")
+        assert engine.prefix.planner.root != root
