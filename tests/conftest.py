@@ -1,6 +1,10 @@
 """Fixtures of all tests: the backends, how long the fuzz tests run, and the reason where a GPU test
 is skipped."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line; read once, at its load
+
 import numpy as np
 import pytest
 from helpers import gpu_problem

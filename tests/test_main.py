@@ -1,5 +1,6 @@
 """The command line's frame: exit statuses, errors as one message, lazy commands."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -158,3 +159,14 @@ def test_a_closed_pipe_is_quiet():
     assert program.stderr.read() == b""
     program.stderr.close()
     assert program.wait() == 141
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "passive"), ("active", "active")])
+def test_threads_sleep_between_kernels(monkeypatch, given, wanted):
+    """The command line asks OpenMP's threads to sleep, unless its user asked for something."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert os.environ["OMP_WAIT_POLICY"] == wanted

@@ -40,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     A RingslabError or OSError becomes one message on stderr and status 2; set
     RINGSLAB_TRACEBACK=1 to see the traceback instead. Ctrl-C gives 130.
     """
+    # Threads of the CPU kernels sleep between two of them. By default those of GNU's OpenMP spin,
+    # which wins nothing on idle cores and takes time from whoever does the work on busy ones.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run_command(argv)
