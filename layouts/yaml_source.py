@@ -332,8 +332,9 @@ def _replaced(node: Node, parts: list[str], value: Node, source: str, faults: li
                 entry, node=_replaced(entry.node, rest, value, source, faults), mark=value.mark
             )
             return replace(node, entries=node.entries[:at] + (new,) + node.entries[at + 1 :])
-        if not rest:  # an optional key that the file leaves out; the schema knows the others
-            return replace(node, entries=(*node.entries, Entry(value.mark, head, value)))
+        # An optional key, or section, that the file leaves out; the schema knows the others.
+        new = _replaced(Mapping(value.mark, ()), rest, value, source, faults) if rest else value
+        return replace(node, entries=(*node.entries, Entry(value.mark, head, new)))
     elif isinstance(node, Sequence):
         names = [_id_of(item) or str(i) for i, item in enumerate(node.items)]
         at = names.index(head) if head in names else int(head) if head.isdecimal() else len(names)

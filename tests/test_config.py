@@ -351,3 +351,17 @@ def test_all_faults_at_once(tmp_path):
         ("seed: 1", "sed: 1"),
     )
     assert len(faults_of(path)) == 5  # `seed` is missing as well
+
+
+def test_a_section_that_the_file_leaves_out_is_made_by_overrides():
+    """Each key of it by its own override; those that lack are named together, and so is a section
+    that there is none of."""
+    whole = ("contract=full", "block_size=32", "snapshot_blocks=1", "budget_bytes=null")
+    given = tuple(f"prefix.{one}" for one in (*whole, "store=memory:"))
+    assert rs.load_config("mistral_7b.yaml", given).prefix.block_size == 32
+    faults = faults_of("mistral_7b", given[:2])
+    lacking = ("snapshot_blocks", "budget_bytes", "store")
+    assert [name in fault for name, fault in zip(lacking, faults, strict=True)] == [True] * 3
+    assert (
+        "rum: got an unknown key, expected one of name" in faults_of("quickstart", ("rum.a=1",))[0]
+    )

@@ -256,7 +256,6 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rum.seed=3", "got the unknown key rum, expected one of run, groups"),
         ("run.seed.x=3", "got the unknown key x, expected nothing"),
         ("groups.z.w=3", "got the unknown key z, expected one of x"),
         ("groups.5.w=3", "got the unknown key 5, expected one of x"),
