@@ -71,7 +71,8 @@ class PrefixValues:
         else:
             copies = self._copies[entry.kind]
             self._hand_over()
-            while copies.is_full and self._crossing:
+            # One with a thread comes back without us, so no more is waited for than the first.
+            while sum(one.copies is copies for one in self._crossing) == copies.num_buffers:
                 self._hand_over_first()
             self._crossing.append(_Crossing(entry, copies, copies.take(parts)))
 
@@ -126,12 +127,14 @@ class PrefixValues:
         self.store.flush()
 
     def close(self) -> None:
-        """Hands over what is on its way and closes the store."""
-        while self._crossing:
-            self._hand_over_first()
-        if self._writers is not None:
-            self._writers.shutdown()
-        self.store.close()
+        """Hands over what is on its way and closes the store, also where the device fails."""
+        try:
+            while self._crossing:
+                self._hand_over_first()
+        finally:
+            if self._writers is not None:
+                self._writers.shutdown()
+            self.store.close()
 
     def _hand_over(self) -> None:
         """Hands the threads what has crossed."""
@@ -140,8 +143,9 @@ class PrefixValues:
 
     def _hand_over_first(self) -> None:
         """Hands over the value that is first on its way, once it is there."""
-        one = self._crossing.popleft()
+        one = self._crossing[0]
         value = one.copies.read(one.buffer)
+        self._crossing.popleft()  # not where the wait failed: its buffer would be lost
         if one.entry is None:
             one.copies.give_back(one.buffer)
         else:

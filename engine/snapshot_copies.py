@@ -75,9 +75,9 @@ class SnapshotCopies:
         return buffer
 
     @property
-    def is_full(self) -> bool:
-        """Whether `take` would wait."""
-        return self._free.empty()
+    def num_buffers(self) -> int:
+        """Values that can be on their way, or with who reads them."""
+        return len(self.pinned)
 
     def has_crossed(self, buffer: int) -> bool:
         """Whether `read` would not wait."""
