@@ -21,6 +21,7 @@ class Device:
             copy=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src[: dst.size])),
             upload=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src)),
             download=lambda dst, src: self.queue(lambda: dst.__setitem__(..., src)),
+            zero=lambda x: self.queue(lambda: x.fill(0)),
             record=self.record,
             after=lambda event: self.queue(None, needs=event[0]),
             wait=self.wait,
