@@ -178,6 +178,7 @@ class Engine:
             try:
                 batch = self._begin(host)
             except BaseException:
+                self._order.close()  # it may be in the fixed buffers already
                 self.scheduler.take_back(host)
                 raise
         self._order.open(host, batch)

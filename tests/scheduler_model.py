@@ -86,6 +86,15 @@ class Watched:
         self.send_back(id)
         self.check()
 
+    def take_back(self):
+        """Nothing of the open batch was computed: its requests wait again, in their order."""
+        batch, self.open = self.open, None
+        self.scheduler.take_back(batch)
+        for id in reversed(batch.request_ids):
+            if id in self.live and self.live[id].slot >= 0:
+                self.send_back(id)
+        self.check()
+
     def send_back(self, id):
         seq = self.live[id]
         seq.slot, seq.computed, seq.drafts, seq.decodes = -1, 0, [], False

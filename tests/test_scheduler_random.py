@@ -99,8 +99,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.w.open is not None)
     @rule()
+    def take_back(self):
+        self.w.take_back()
+
+    @precondition(lambda self: self.w.open is not None)
+    @rule()
     def wrong_calls(self):
         batch = self.w.open
+        with pytest.raises(rs.errors.BatchError):
+            self.w.scheduler.take_back(object())
         with pytest.raises(rs.errors.BatchError):
             self.w.scheduler.next_batch()
         with pytest.raises(rs.errors.BatchError):

@@ -1,0 +1,158 @@
+"""Batches that cannot begin: the scheduler takes them back, and all goes on with the right bits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_runs import tiny
+from prefix_story import STACKED, Run
+from test_prefix_hybrid import hybrid, prompt_of
+
+import ringslab as rs
+from ringslab.engine import engine as engine_module
+
+
+class Faults:
+    """Raises at chosen calls of what a batch needs to begin, before or after the call."""
+
+    def __init__(self, rng, share):
+        self.rng, self.share, self.raised = rng, share, 0
+
+    def around(self, call):
+        def run(*given, **named):
+            late = self.rng.random() < 0.5
+            if self.rng.random() >= self.share:
+                return call(*given, **named)
+            self.raised += 1
+            if late:
+                call(*given, **named)
+            raise MemoryError("no room")
+
+        return run
+
+
+def break_engine(engine, faults, monkeypatch):
+    """Uploads of block tables and batches, resets and copies into slots and pages may fail, in the
+    middle of several as well."""
+    engine._build = faults.around(engine._build)
+    monkeypatch.setattr(engine_module, "reset_states", faults.around(engine_module.reset_states))
+    uploads = replace(engine.memory, upload=faults.around(engine.memory.upload))
+    engine.tools = replace(engine.tools, paged=replace(engine.tools.paged, memory=uploads))
+    if engine.prefix is not None:
+        engine.prefix.values.load = faults.around(engine.prefix.values.load)
+
+
+def alone(known):
+    with hybrid("none") as engine:
+        run = Run(engine)
+        for id, tokens in known.items():
+            run.submit(id, tokens, 0)
+            run.run()
+        return run.outputs
+
+
+@pytest.mark.parametrize("contract", ["none", "full"])
+@pytest.mark.parametrize("seed", range(2))
+def test_faults_at_random(contract, seed, monkeypatch):
+    """Pages that move between sequences of a small pool, drafts kept and dropped, preemptions,
+    hits, aborts, and batches that cannot begin, also twice in a row: outputs have the bits of
+    requests alone, and slots and blocks come back."""
+    rng = np.random.default_rng(seed)
+    with hybrid(contract, "prefix.budget_bytes=150000", "engine.num_blocks=40") as engine:
+        faults = Faults(rng, 0.12)
+        break_engine(engine, faults, monkeypatch)
+        run, caught = Run(engine), 0
+
+        def step():
+            nonlocal caught
+            before = faults.raised
+            try:
+                return run.step(
+                    drafts=lambda id, room: (min(2, room), int(rng.integers(min(2, room) + 1)))
+                )
+            except MemoryError:
+                caught += 1
+                assert faults.raised > before
+                assert engine.scheduler._in_flight is None
+                assert engine.open_step is None
+                return None
+
+        for turn in range(10):
+            names = [10 * k + int(rng.integers(2)) for k in range(rng.integers(1, 5))]
+            run.submit(f"r{turn}", prompt_of(*names, tail=int(rng.integers(1, 8))), 9)
+            for _ in range(int(rng.integers(1, 12))):
+                step()
+            live = [i for i in run.known if engine.scheduler.state(i) in ("prefill", "decode")]
+            if live and turn % 4 == 3:
+                engine.preempt(live[-1])
+            elif live and turn % 4 == 1:
+                engine.abort(live[0])
+        for _ in range(2000):
+            if engine.done:
+                break
+            step()
+        assert engine.done
+        assert caught > 10
+        assert engine.scheduler.free_blocks == 40
+        assert engine.scheduler.free_slots == engine.sizes.num_state_slots
+    monkeypatch.undo()
+    wanted = alone(run.known)
+    for key, rows in run.outputs.items():
+        np.testing.assert_array_equal(rows, wanted[key])
+
+
+def test_a_fault_behind_the_fixed_buffers_leaves_no_open_step(monkeypatch):
+    """A decode batch of a run that fails once its arrays are in the fixed buffers: no step is open,
+    a padded batch from before is refused, and after an abort a second run gives the digest of a
+    first one."""
+    cfg = tiny(*STACKED)
+    requests = [rs.Request(id, prompt_of(1, tail=n), 6) for n, id in enumerate("abc")]
+    with rs.Engine(cfg, "cpu") as engine:
+        wanted = engine.run(requests, graphs=True)["digest"]
+        whole = engine_module.with_plans
+
+        def fail(host, *given):
+            whole(host, *given)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine_module, "with_plans", fail)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(requests, graphs=True)
+        monkeypatch.setattr(engine_module, "with_plans", whole)
+        assert engine.open_step is None
+        for request in requests:
+            engine.abort(request.id)
+        assert engine.done
+        assert engine.run(requests, graphs=True)["digest"] == wanted
+
+
+def test_the_order_of_the_queue():
+    """A decode and a prefill batch that cannot begin: who was admitted first is first again, before
+    who waited, and the failing batch is nobody's."""
+    with rs.Engine(tiny(*STACKED, "engine.token_budget=64"), "cpu", num_state_slots=3) as engine:
+        run, whole = Run(engine), engine._build
+        for id in "abcd":
+            run.submit(id, prompt_of(1, tail=3), 8)
+
+        kinds = []
+
+        def fail(host):
+            kinds.append(host.kind)
+            raise MemoryError("no room")
+
+        def queue():
+            table = engine.scheduler._table
+            return [table.ids[row] for row in engine.scheduler._room.queue]
+
+        for _ in range(3):
+            engine._build = fail
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    run.step()
+                assert queue() == list("abcd")
+            engine._build = whole
+            run.step()
+            assert queue() == ["d"]
+        run.run()
+        assert kinds == ["prefill", "prefill", "decode", "prefill", "decode", "prefill"]
+        assert [engine.scheduler.state(id) for id in "abcd"] == ["finished"] * 4
