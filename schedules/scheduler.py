@@ -211,10 +211,11 @@ class Scheduler:
     def take_back(self, batch: HostBatch) -> None:
         """Close the batch in flight, of which nothing was computed: its requests are preempted and
         will be computed again. Raises BatchError for a batch that is not the one in flight."""
-        self._check_in_flight(batch)
-        for id in reversed(batch.request_ids):  # so that the oldest is first in the queue again
-            if not self._has_ended(id) and self.state(id) != "waiting":
-                self.preempt(id)
+        flight = self._check_in_flight(batch)
+        rows = flight.batch.slots
+        live = rows[self._table.epoch[rows] == flight.epochs]
+        for row in reversed(live.tolist()):  # so that the oldest is first in the queue again
+            self._send_back(row)
         self._prefix.taken_back()
         self.commit(batch, np.zeros(batch.num_seqs, np.int32))
 

@@ -10,6 +10,7 @@ from test_prefix_hybrid import hybrid, prompt_of
 
 import ringslab as rs
 from ringslab.engine import engine as engine_module
+from ringslab.schedules.scheduler import Scheduler, SchedulerLimits
 
 
 class Faults:
@@ -156,3 +157,41 @@ def test_the_order_of_the_queue():
         run.run()
         assert kinds == ["prefill", "prefill", "decode", "prefill", "decode", "prefill"]
         assert [engine.scheduler.state(id) for id in "abcd"] == ["finished"] * 4
+
+
+def test_what_ended_and_was_forgotten_meanwhile():
+    """Of a batch of three requests one is aborted and forgotten, one aborted and its id submitted
+    again, one preempted: each is where it was put, and the batch is closed."""
+    scheduler = Scheduler(SchedulerLimits(3, 64, 3, 3, 1, 100, True))
+    for id in "abc":
+        scheduler.submit(rs.Request(id, [1, 2, 3], 4))
+    batch = scheduler.next_batch()
+    scheduler.abort("a")
+    scheduler.forget("a")
+    scheduler.abort("b")
+    scheduler.submit(rs.Request("b", [1, 2], 4))
+    scheduler.preempt("c")
+    scheduler.take_back(batch)
+    assert scheduler.next_batch().request_ids == ("c", "b")
+    assert scheduler.counters.preempted == 1
+
+
+def test_a_copy_that_was_not_made_is_not_made_later():
+    """A request with a hit cannot begin, and begins in the batch after: one copy, into its slot."""
+    with hybrid("full", slots=1) as engine:
+        run, whole = Run(engine), engine._build
+        run.submit("a", prompt_of(1, 2, 3), 0)
+        run.run()
+        run.submit("b", prompt_of(1, 2, 3, tail=2), 0)
+
+        def fail(host):
+            raise MemoryError("no room")
+
+        engine._build = fail
+        with pytest.raises(MemoryError):
+            run.step()
+        engine._build = whole
+        run.run()
+        assert run.first_outputs["b"] == (24, 24)
+        assert engine.prefix.counters.restores == 1
+        assert engine.prefix.planner.counters.hits == 1
