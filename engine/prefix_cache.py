@@ -160,19 +160,22 @@ class PrefixCache:
 
     def before_step(self, tools: Any) -> None:
         """Queues the copies into slots (and pages) that begin in the batch to come. `tools`: the
-        engine's `StepTools`."""
-        for order in self.planner.take_restores():
+        engine's `StepTools`. One that fails is made again before the next batch."""
+        while self.planner.restores:
+            order = self.planner.restores[0]
             rings, pages = order.snapshot
             self.values.load(RINGS, rings, self._slot(tools.slab, order.state_id))
             for block, value in enumerate(pages):
                 self.values.load(PAGES, value, self._pages(tools, order.table, block))
+            del self.planner.restores[0]
             self.counters.restores += 1
 
     def after_step(self, tools: Any, lacking: set[int]) -> None:
         """Queues what follows from the batch that was committed: copies over rings that a replay
         has rebuilt, and snapshots. `lacking`: state ids of which a layer misses records."""
+        orders = self.planner.take_snapshots()  # now or never: slots move on, whatever fails here
         self.before_step(tools)
-        for order in self.planner.take_snapshots():
+        for order in orders:
             if order.state_id in lacking:
                 self.counters.skipped += 1
                 continue

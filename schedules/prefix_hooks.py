@@ -41,8 +41,9 @@ class PrefixHooks(Protocol):
     def preempted(self, row: int) -> None:
         """A row has lost its slot, and waits."""
 
-    def taken_back(self) -> None:
-        """Nothing of the batch in flight is computed, its rows are preempted."""
+    def taken_back(self, state_ids: np.ndarray) -> None:
+        """Nothing of the batch in flight, which had these slots, is computed; its rows are
+        preempted."""
 
     def ended(self, row: int) -> None:
         """A row is free."""
@@ -69,6 +70,6 @@ class NoPrefix:
 
     def preempted(self, row: int) -> None: ...
 
-    def taken_back(self) -> None: ...
+    def taken_back(self, state_ids: np.ndarray) -> None: ...
 
     def ended(self, row: int) -> None: ...

@@ -211,9 +211,10 @@ class PrefixPlanner:
         state = self._rows[row]
         state.claim = state.replaying = None
 
-    def taken_back(self) -> None:
+    def taken_back(self, state_ids: np.ndarray) -> None:
         """The batch in flight is none: its slots may be others' before a copy into them is made."""
-        self.restores, self.staged = [], []
+        gone, self.staged = set(state_ids.tolist()), []
+        self.restores = [order for order in self.restores if order.state_id not in gone]
 
     def ended(self, row: int) -> None:
         """A row is free."""

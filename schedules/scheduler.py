@@ -216,7 +216,7 @@ class Scheduler:
         live = rows[self._table.epoch[rows] == flight.epochs]
         for row in reversed(live.tolist()):  # so that the oldest is first in the queue again
             self._send_back(row)
-        self._prefix.taken_back()
+        self._prefix.taken_back(flight.batch.state_ids)
         self.commit(batch, np.zeros(batch.num_seqs, np.int32))
 
     def tokens(self, id: str) -> np.ndarray:

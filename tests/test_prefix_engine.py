@@ -359,42 +359,6 @@ def test_a_store_that_raises_ends_its_batch():
             np.testing.assert_array_equal(rows, wanted[layer, position])
 
 
-@pytest.mark.parametrize("contract", ["none", "full", "exact"])
-@pytest.mark.parametrize("where", ["_build", "before_step"])
-def test_a_batch_that_cannot_begin_is_taken_back(contract, where):
-    """Building a batch, or a copy into its slots, fails once, at the k-th batch, for every k: the
-    fault comes out of `next_batch`, and the requests go on to their end with the right outputs. The
-    last two begin with a hit."""
-    prompts = [prompt_of(1, 2, 3, 4, 5, tail=n) for n in (2, 3, 7)]
-    if contract == "none" and where == "before_step":
-        pytest.skip("there are no copies")
-    for fail_at in range(14):
-        with cached(contract, "engine.token_budget=16") as engine:
-            owner = engine if where == "_build" else engine.prefix
-            whole, calls = getattr(owner, where), []
-
-            def fail(*given, whole=whole, calls=calls, fail_at=fail_at):
-                calls.append(given)
-                if len(calls) == fail_at + 1:
-                    raise MemoryError("no room")
-                return whole(*given)
-
-            setattr(owner, where, fail)
-            run, faults = Run(engine), 0
-            for k, prompt in enumerate(prompts):
-                run.submit(f"r{k}", prompt, 3)
-                while not engine.done:
-                    try:
-                        run.step()
-                    except MemoryError:
-                        faults += 1
-            assert faults == (len(calls) > fail_at)
-            assert engine.scheduler.free_slots == engine.sizes.num_state_slots
-            for (id, layer, position), rows in run.outputs.items():
-                wanted = tiny_alone(tuple(run.known[id].tolist()))
-                np.testing.assert_array_equal(rows, wanted[layer, position])
-
-
 def test_what_snapshots_depend_on_is_said_while_nothing_runs():
     """`depend_on` in the middle of a request is refused and changes nothing; words are text."""
     with cached("full") as engine:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import tiny
-from prefix_story import STACKED, Run
+from prefix_story import STACKED, Run, cached, tiny_alone
 from test_prefix_hybrid import hybrid, prompt_of
 
 import ringslab as rs
@@ -195,3 +195,115 @@ def test_a_copy_that_was_not_made_is_not_made_later():
         assert run.first_outputs["b"] == (24, 24)
         assert engine.prefix.counters.restores == 1
         assert engine.prefix.planner.counters.hits == 1
+
+
+@pytest.mark.parametrize("contract", ["none", "full", "exact"])
+@pytest.mark.parametrize("where", ["_build", "before_step"])
+def test_a_batch_that_cannot_begin_is_taken_back(contract, where):
+    """Building a batch, or a copy into its slots, fails once, at the k-th batch, for every k: the
+    fault comes out of `next_batch`, and the requests go on to their end with the right outputs. The
+    last two begin with a hit."""
+    prompts = [prompt_of(1, 2, 3, 4, 5, tail=n) for n in (2, 3, 7)]
+    if contract == "none" and where == "before_step":
+        pytest.skip("there are no copies")
+    for fail_at in range(14):
+        with cached(contract, "engine.token_budget=16") as engine:
+            owner = engine if where == "_build" else engine.prefix
+            whole, calls = getattr(owner, where), []
+
+            def fail(*given, whole=whole, calls=calls, fail_at=fail_at):
+                calls.append(given)
+                if len(calls) == fail_at + 1:
+                    raise MemoryError("no room")
+                return whole(*given)
+
+            setattr(owner, where, fail)
+            run, faults = Run(engine), 0
+            for k, prompt in enumerate(prompts):
+                run.submit(f"r{k}", prompt, 3)
+                while not engine.done:
+                    try:
+                        run.step()
+                    except MemoryError:
+                        faults += 1
+            assert faults == (len(calls) > fail_at)
+            assert engine.scheduler.free_slots == engine.sizes.num_state_slots
+            for (id, layer, position), rows in run.outputs.items():
+                wanted = tiny_alone(tuple(run.known[id].tolist()))
+                np.testing.assert_array_equal(rows, wanted[layer, position])
+
+
+def test_a_copy_that_fails_behind_a_step_spoils_no_snapshot():
+    """The copy over a replay fails at the end of a batch in which another request passed a
+    boundary. Its slot moves on, and what is stored for the boundary is not what it holds later: a
+    request with that prefix has the right bits."""
+    with cached("exact", "engine.token_budget=38") as engine:
+        run, load = Run(engine), engine.prefix.values.load
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=1), 0)
+        run.run()
+        run.submit("c", prompt_of(11, 12, 13, 14, 15, 16, 17, tail=6), 3)
+        while len(run.computed.get("c", ())) < 32:
+            run.step()
+        run.submit("b", prompt_of(1, 2, 3, 4, 5, tail=2), 3)
+
+        def fail(*given):
+            engine.prefix.values.load = load
+            raise MemoryError("no room")
+
+        engine.prefix.values.load = fail
+        with pytest.raises(MemoryError):
+            run.step()
+        assert [len(run.computed[id]) for id in "abc"] == [41, 22, 40]
+        run.run()
+        run.submit("d", prompt_of(11, 12, 13, 14, 15, tail=5), 3)
+        run.run()
+        assert run.first_outputs["d"] == (10, 32)  # 40 was not stored
+        for (id, layer, position), rows in run.outputs.items():
+            wanted = tiny_alone(tuple(run.known[id].tolist()))
+            np.testing.assert_array_equal(rows, wanted[layer, position])
+
+
+def outputs_of_a_hit(faults):
+    """Under `bounded`, of request b with a hit at 40, while x decodes. `faults`: "load" at the end
+    of the batch that ends the replay, "decode" in the batch after it, which is of x alone."""
+    with cached("bounded", "engine.token_budget=64") as engine:
+        run, load, build = Run(engine), engine.prefix.values.load, engine._build
+        run.submit("a", prompt_of(1, 2, 3, 4, 5, tail=1), 0)
+        run.run()
+        run.submit("x", prompt_of(21, tail=1), 30)
+        while run.step().kind == "prefill":
+            pass
+        run.submit("b", prompt_of(1, 2, 3, 4, 5, tail=2), 3)
+
+        def fail_load(*given):
+            engine.prefix.values.load = load
+            raise MemoryError("no room")
+
+        def fail_decode(host):
+            assert host.request_ids == ("x",)
+            engine._build = build
+            raise MemoryError("no room")
+
+        if "load" in faults:
+            engine.prefix.values.load = fail_load
+            with pytest.raises(MemoryError):
+                run.step()
+        else:
+            run.step()
+        assert run.computed["b"] == list(range(32, 40))
+        if "decode" in faults:
+            engine._build = fail_decode
+            with pytest.raises(MemoryError):
+                run.step()
+        run.run()
+        assert engine.prefix.counters.restores == 1
+        return {key: rows for key, rows in run.outputs.items() if key[0] == "b"}
+
+
+@pytest.mark.parametrize("faults", ["load", "decode", "load decode"])
+def test_a_copy_over_a_replay_is_made_though_it_failed(faults):
+    """Before the next batch, also where that one begins with others and is taken back."""
+    wanted, found = outputs_of_a_hit(""), outputs_of_a_hit(faults)
+    assert wanted.keys() == found.keys()
+    for key, rows in found.items():
+        np.testing.assert_array_equal(rows, wanted[key])
