@@ -323,6 +323,8 @@ def _replaced(node: Node, parts: list[str], value: Node, source: str, faults: li
     if not parts:
         return value
     head, rest = parts[0], parts[1:]
+    if isinstance(node, Scalar) and node.value is None:
+        node = Mapping(value.mark, ())  # null is a section that is left out
     if isinstance(node, Mapping):
         names = [entry.key for entry in node.entries]
         if head in names:

@@ -362,6 +362,19 @@ def test_a_section_that_the_file_leaves_out_is_made_by_overrides():
     faults = faults_of("mistral_7b", given[:2])
     lacking = ("snapshot_blocks", "budget_bytes", "store")
     assert [name in fault for name, fault in zip(lacking, faults, strict=True)] == [True] * 3
-    assert (
-        "rum: got an unknown key, expected one of name" in faults_of("quickstart", ("rum.a=1",))[0]
-    )
+    for overrides in (("rum.a=1",), ("rum.a.b.c=1", "rum.a.d=2", "rum.e=3")):
+        (fault,) = faults_of("quickstart", overrides)
+        assert "rum: got an unknown key, expected one of name" in fault
+
+
+def test_a_section_that_is_null_is_made_by_overrides():
+    """As one that is left out; where a value is wanted a section is one fault, and a path into a
+    value is another."""
+    whole = ("contract=full", "block_size=32", "snapshot_blocks=1", "budget_bytes=null")
+    given = ("prefix=null", *(f"prefix.{one}" for one in (*whole, "store=memory:")))
+    assert rs.load_config("mistral_7b.yaml", given).prefix.block_size == 32
+    assert rs.load_config("mistral_7b.yaml", (*given, "prefix=null")).prefix is None
+    (fault,) = faults_of("quickstart", ("layer_groups.0.softcap.x=3",))
+    assert "softcap: got a mapping" in fault
+    (fault,) = faults_of("quickstart", ("prefix.contract.a=3",))
+    assert "got the unknown key a, expected nothing" in fault
