@@ -361,6 +361,8 @@ def test_a_section_that_the_file_leaves_out_is_made_by_overrides():
     assert rs.load_config("mistral_7b.yaml", given).prefix.block_size == 32
     faults = faults_of("mistral_7b", given[:2])
     lacking = ("snapshot_blocks", "budget_bytes", "store")
+    assert all(fault.startswith(f"--set {given[0]}: prefix.") for fault in faults)
+    assert faults_of("mistral_7b", ("prefix=null", given[1]))[0].startswith(f"--set {given[1]}: ")
     assert [name in fault for name, fault in zip(lacking, faults, strict=True)] == [True] * 3
     for overrides in (("rum.a=1",), ("rum.a.b.c=1", "rum.a.d=2", "rum.e=3")):
         (fault,) = faults_of("quickstart", overrides)

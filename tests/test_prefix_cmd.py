@@ -58,6 +58,16 @@ def test_overhead(capsys, trace):
     assert found["turn_ratios"] == [one / other for one, other in both]
 
 
+def test_overhead_alternates_who_goes_first(capsys, trace):
+    """A host that slows down would favour one."""
+    words = ("--overhead", "2", "--set", "run.trace.num_requests=2")
+    assert main(["prefix", str(TINY), *COMMON, *words]) == 0
+    said = [line.split() for line in capsys.readouterr().err.splitlines()]
+    turns = [(words[1], words[-1]) for words in said if words[:1] == ["turn"]]
+    order = ["none", "bounded", "bounded", "none", "none", "bounded"]
+    assert turns == [(str(i // 2), name) for i, name in enumerate(order)]
+
+
 def test_a_store_that_outlives_a_run(capsys, trace, tmp_path):
     """Contracts and comparisons share the directory and hit nothing of each other: the second
     comparison has the numbers of the first, and nothing is left in the store."""
