@@ -65,13 +65,17 @@ class SnapshotCopies:
         what was queued before; returns the buffer that they go to. Waits while all buffers are on
         their way."""
         buffer, memory = self._free.get(), self.memory
-        for start, part in _placed(parts, self.num_bytes):
-            memory.copy(self.device[buffer, start : start + part.nbytes], part)
-        self._taken[buffer] = memory.record(self._taken[buffer])
-        with self._aside():
-            memory.after(self._taken[buffer])
-            memory.download(self.pinned[buffer], self.device[buffer])
-            self._crossed[buffer] = memory.record(self._crossed[buffer])
+        try:
+            for start, part in _placed(parts, self.num_bytes):
+                memory.copy(self.device[buffer, start : start + part.nbytes], part)
+            self._taken[buffer] = memory.record(self._taken[buffer])
+            with self._aside():
+                memory.after(self._taken[buffer])
+                memory.download(self.pinned[buffer], self.device[buffer])
+                self._crossed[buffer] = memory.record(self._crossed[buffer])
+        except BaseException:
+            self._free.put(buffer)  # what was queued already, nobody reads
+            raise
         return buffer
 
     @property

@@ -46,8 +46,10 @@ class Device:
         @contextmanager
         def scope():
             before, self.current = self.current, own
-            yield
-            self.current = before
+            try:
+                yield
+            finally:
+                self.current = before
 
         return scope
 

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,3 +115,25 @@ def test_small_snapshots_have_more_buffers(num_bytes, buffers):
     """32 of up to 4 MiB, as many as 128 MiB hold of larger ones, and never fewer than two."""
     assert snapshot_buffers(num_bytes) == buffers
     assert snapshot_buffer_bytes(num_bytes) == buffers * num_bytes
+
+
+@pytest.mark.parametrize("call", ["copy", "record", "after", "download"])
+def test_a_take_that_fails_loses_no_buffer(call):
+    """Whatever was queued of it, the values that use the buffer next are whole."""
+    for seed in range(20):
+        device = Device(seed)
+        copies, slot = SnapshotCopies(device.memory, SIZE), np.zeros(SIZE, np.uint8)
+
+        def fail(*given):
+            raise MemoryError("no room")
+
+        copies.memory = replace(device.memory, **{call: fail})
+        with pytest.raises(MemoryError):
+            copies.take([slot])
+        copies.memory, taken = device.memory, []
+        for n in range(SNAPSHOT_BUFFERS):
+            device.queue(partial(slot.fill, n))
+            taken.append(copies.take([slot]))
+        assert sorted(taken) == list(range(SNAPSHOT_BUFFERS))
+        for n, buffer in enumerate(taken):
+            assert copies.read(buffer).tolist() == [n] * SIZE
