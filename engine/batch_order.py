@@ -71,14 +71,20 @@ class BatchOrder:
         `again`: a layer that was attended already may be so once more: what it stores is the same,
         and a capture stores nothing.
         """
-        batch = self.batch
         if layer in self._attended and not again:
-            raise BatchError(f"attend: layer {layer} was attended already in batch {batch.step}")
-        lacking = self._missing.get(layer)  # rarely any: a step may have hundreds of sequences
-        if lacking and (hit := lacking.intersection(batch.state_ids.tolist())):
-            row = batch.state_ids.tolist().index(min(hit))
-            raise BatchError(
-                f"attend: layer {layer} was left out of an earlier batch of request "
-                f"{batch.request_ids[row]!r}, so its records are missing; attend every layer of "
-                "every batch"
-            )
+            step = self.batch.step
+            raise BatchError(f"attend: layer {layer} was attended already in batch {step}")
+        self.check_records((layer,))
+
+    def check_records(self, layers: Iterable[int]) -> None:
+        """Raises BatchError where one of the layers lacks records of the open batch's sequences."""
+        batch = self.batch
+        for layer in self._missing.keys() & set(layers):  # rarely any
+            hit = self._missing[layer].intersection(batch.state_ids.tolist())
+            if hit:
+                row = batch.state_ids.tolist().index(min(hit))
+                raise BatchError(
+                    f"attend: layer {layer} was left out of an earlier batch of request "
+                    f"{batch.request_ids[row]!r}, so its records are missing; attend every layer "
+                    "of every batch"
+                )

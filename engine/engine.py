@@ -215,8 +215,7 @@ class Engine:
             raise ArgumentError(f"replayed: layers={layers!r} but must be layer ids") from None
         for layer in () if layers is None else named:
             layer_of(self.cfg, layer)
-        for layer in named:
-            self._order.check_layer(layer, again=True)
+        self._order.check_records(named)
         self._order.attended(named)
 
     def attend(
