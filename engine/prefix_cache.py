@@ -91,6 +91,7 @@ class PrefixCache:
         config, sizes = cfg.prefix, value_sizes(cfg)
         self.config, self.layout, self.memory = config, cfg.slot_layout, memory
         self.paged = cfg.paged_layout
+        self._block_pages = 0 if self.paged is None else _pages_of_block(cfg)
         self.num_bytes = sizes[RINGS]
         # A Redis server is shared and evicts by its own rules; the others hold what we put there.
         self._shared = not config.store.startswith(("memory:", "lmdb:"))
@@ -237,8 +238,7 @@ class PrefixCache:
     def _pages(self, tools: Any, table: np.ndarray, block: int) -> list[Any]:
         """The pages that hold a block of a prefix, uint8 [block_bytes] each."""
         size, pool = self.paged.block_bytes, tools.paged.pool
-        step = div_exact(self.config.block_size, self.paged.block_size)
-        pages = table[block * step : (block + 1) * step].tolist()
+        pages = table[block * self._block_pages : (block + 1) * self._block_pages].tolist()
         return [pool[page * size : (page + 1) * size] for page in pages]
 
     def _save(self, kind: str, keys: Any, blocks: int, get_parts: Callable[[], list]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..rawkernels.memory import Memory
 from ..schedules.prefix_index import Entry
-from .snapshot_copies import SnapshotCopies, SnapshotLoads
+from .snapshot_copies import SnapshotCopies, SnapshotLoads, placed
 from .store import Store
 from .store_seal import head_bytes
 
@@ -91,10 +91,9 @@ class PrefixValues:
         if self._writers is not None:
             self._loads[kind].load(parts, value)
             return
-        whole, start = np.frombuffer(value, np.uint8), 0
-        for part in parts:
+        whole = np.frombuffer(value, np.uint8)
+        for start, part in placed(parts, self.sizes[kind]):
             self.memory.upload(part, whole[start : start + part.nbytes])
-            start += part.nbytes
 
     def contains(self, entry: Entry) -> bool:
         return self.store.contains(value_name(entry))

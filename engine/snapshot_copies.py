@@ -31,7 +31,7 @@ def snapshot_buffer_bytes(num_bytes: int) -> int:
     return snapshot_buffers(num_bytes) * num_bytes
 
 
-def _placed(parts: Sequence[Any], num_bytes: int) -> list[tuple[int, Any]]:
+def placed(parts: Sequence[Any], num_bytes: int) -> list[tuple[int, Any]]:
     """Each part with its start."""
     starts = np.cumsum([0] + [part.nbytes for part in parts]).tolist()
     assert starts[-1] == num_bytes, f"{starts[-1]} bytes, not {num_bytes}"
@@ -66,7 +66,7 @@ class SnapshotCopies:
         their way."""
         buffer, memory = self._free.get(), self.memory
         try:
-            for start, part in _placed(parts, self.num_bytes):
+            for start, part in placed(parts, self.num_bytes):
                 memory.copy(self.device[buffer, start : start + part.nbytes], part)
             self._taken[buffer] = memory.record(self._taken[buffer])
             with self._aside():
@@ -115,6 +115,6 @@ class SnapshotLoads:
         if self._sent[buffer] is not None:
             self.memory.wait(self._sent[buffer])
         self.pinned[buffer] = np.frombuffer(value, np.uint8)
-        for start, part in _placed(parts, self.num_bytes):
+        for start, part in placed(parts, self.num_bytes):
             self.memory.upload(part, self.pinned[buffer, start : start + part.nbytes])
         self._sent[buffer] = self.memory.record(self._sent[buffer])

@@ -58,7 +58,7 @@ class SnapshotStage:
     slab: Any
     layers: frozenset[int]
 
-    def tokens_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> "StagedTokens":
+    def tokens_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> StagedTokens:
         """Where records of a batch that passes these boundaries (one at least) go as well."""
         places = np.full(host.num_tokens, -1, np.int32)
         sequence_of = {row: i for i, row in enumerate(host.slots.tolist())}

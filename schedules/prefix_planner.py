@@ -69,7 +69,8 @@ class PrefixPlanner:
         self.rule, self.index, self.root = rule, index, root
         self.block_size, self.interval = block_size, interval
         self.fetch, self.probe = fetch, probe
-        assert stage is None or block_size * interval >= stage.ring_len  # they share no tokens
+        self._step = block_size * interval  # tokens from one snapshot to the next
+        assert stage is None or self._step >= stage.ring_len  # they share no tokens
         self.stage = stage
         self.staged: list[StagedBoundary] = []  # of the batch in flight
         self.counters = PlannerCounters()
@@ -170,7 +171,7 @@ class PrefixPlanner:
         for one in staged:
             if one.row in live:
                 self._order(table, one.row, one.boundary, one.place)
-        step = self.block_size * self.interval
+        step = self._step
         passed = table.num_computed[rows] // step > starts // step  # whole steps: rounded down
         looked_at = passed | (starts < table.first_output[rows])
         for i in np.flatnonzero(looked_at).tolist():
@@ -187,8 +188,7 @@ class PrefixPlanner:
                 self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
                 state.replaying = None
             return
-        step = self.block_size * self.interval
-        boundary = align_down(after, step)
+        boundary = align_down(after, self._step)
         # A decode step may be past its boundary by its kept drafts. What a chunk passes was cached
         # when it was cut, or is staged.
         if boundary <= before or (boundary < after and table.phase[row] != DECODE):
@@ -303,7 +303,7 @@ class PrefixPlanner:
     def _due(self, state: _Row, at: int, last: int) -> Iterator[int]:
         """Boundaries in at + 1 .. last of which there is no snapshot, and none is staged."""
         staged = {self._rows[one.row].keys[self._index_of(one.boundary)] for one in self.staged}
-        step = self.block_size * self.interval
+        step = self._step
         for boundary in range(align_down(at, step) + step, last + 1, step):
             is_staged = state.keys[self._index_of(boundary)] in staged
             if not is_staged and not self._is_cached(state, boundary):

@@ -83,9 +83,9 @@ class ResumeRule:
 def resume_rule(cfg: Config, contract: Contract) -> ResumeRule:
     """The rule of a model, of its layers with a window. A snapshot may have been taken after a
     decode step that stored up to tokens_per_step - 1 positions past the boundary, which cost the
-    oldest entries of a ring: those
-    from P + tokens_per_step - 1 - ring_len on are left (pinned first positions aside, which take
-    room of their own and always are), and a start at s needs s - window + 1."""
+    oldest entries of a ring: those from P + tokens_per_step - 1 - ring_len on are left (pinned
+    first positions aside, which take room of their own and always are), and a start at s needs
+    s - window + 1."""
     layers = [layer for layer in cfg.layers if layer.window is not None]
     return ResumeRule(
         contract=contract,
