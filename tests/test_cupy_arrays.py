@@ -1,9 +1,11 @@
-"""CuPy's arrays are known by their type, without a look at what is slow to build."""
+"""Arrays cross to CuPy without a look at what is slow to build: an array's interface."""
 
 import numpy as np
 import pytest
 
 from ringslab.rawkernels.arrays import as_array, is_cuda
+from ringslab.rawkernels.cuda.store_records import PARAMS
+from ringslab.rawkernels.device.module import Kernel
 
 
 def array_type(module, name="ndarray"):
@@ -27,6 +29,21 @@ def test_others_are_asked(module, name):
     """Another type of the same library is asked what it offers."""
     with pytest.raises(AssertionError, match="looked at"):
         is_cuda(array_type(module, name)())
+
+
+def test_a_launch_passes_parameters_as_bytes():
+    """The struct's bytes, in an array that NumPy need not describe field by field."""
+    given = {name: 0x1234 + i for i, (name, _) in enumerate(PARAMS.fields)}
+    params = PARAMS.pack(**given)
+    calls = []
+    kernel = Kernel("store_records", PARAMS.dtype, 64, lambda *arguments: calls.append(arguments))
+    kernel.launch((3,), (128,), params)
+    [(grid, block, (passed,), shared_bytes, stream)] = calls
+    assert (grid, block, shared_bytes, stream) == ((3,), (128,), 64, None)
+    assert passed.size == 1  # else CuPy refuses it
+    assert passed.dtype.fields is None
+    assert passed.__array_interface__["data"] == params.__array_interface__["data"]
+    assert passed.tobytes() == params.tobytes()
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ and neither allocates nor synchronises, so a launch can be captured into a CUDA 
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,12 @@ class Kernel:
     dynamic_shared_bytes: int
     function: Any  # cupy.cuda.function.Function; holds its module
 
+    @cached_property
+    def _plain_dtype(self) -> np.dtype:
+        """Parameters as one run of bytes: CuPy asks an array for its `__array_interface__`, where
+        NumPy describes a struct field by field, which takes longer than the launch."""
+        return np.dtype((np.void, self.params_dtype.itemsize))
+
     def launch(
         self,
         grid: tuple[int, ...],
@@ -50,7 +56,8 @@ class Kernel:
         assert 0 < grid[0] <= MAX_GRID_X, f"{self.name}: grid={grid}"
         assert all(0 < extent <= MAX_GRID_YZ for extent in grid[1:]), f"{self.name}: grid={grid}"
         queue = stream if stream is None or hasattr(stream, "ptr") else cupy_stream(stream)
-        self.function(grid, block, (params,), self.dynamic_shared_bytes, queue)
+        plain = params.view(self._plain_dtype)
+        self.function(grid, block, (plain,), self.dynamic_shared_bytes, queue)
 
 
 def get_kernel(
