@@ -223,6 +223,7 @@ def overhead(args: argparse.Namespace, configs: list[tuple[str, Config]]) -> dic
                 _say(f"turn {turn} of {args.overhead}: contract {name}")
                 if engine.prefix is not None:
                     engine.prefix.clear()
+                    engine.prefix.flush()  # what is deleted now is no part of the run
                 report = replay(engine, args)
                 if turn > 0:
                     seconds[name].append(report["throughput"]["seconds"])
