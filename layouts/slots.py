@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from .errors import LayoutError
@@ -53,11 +54,15 @@ class SlotLayout:
                 f"layer={layer!r} kind={kind!r} but must be an integer and one of "
                 f"{', '.join(get_args(RingKind))}"
             )
-        for ring in self.rings:
-            if ring.layer == layer and ring.kind == kind:
-                return ring
+        ring = self._ring_of.get((layer, kind))
+        if ring is not None:
+            return ring
         layers = [ring.layer for ring in self.rings if ring.kind == kind]
         raise LayoutError(f"layer={layer} has no ring of kind={kind!r}; layers that do: {layers}")
+
+    @cached_property
+    def _ring_of(self) -> dict[tuple[int, RingKind], Ring]:
+        return {(ring.layer, ring.kind): ring for ring in self.rings}
 
     def view(self, slab: Any, layer: int, kind: RingKind = "swa") -> Any:
         """uint8 [num_state_slots, ring_len, 1, record_bytes] view of a layer's records.

@@ -33,18 +33,21 @@ Axis = tuple[int | None, str]  # wanted extent (None: any) and what it comes fro
 
 def check_array(op: str, name: str, x: Any, dtypes: tuple, axes: tuple[Axis, ...]) -> None:
     """ArgumentError unless `x` is a C-contiguous array of one of the dtypes with these axes."""
-    if not hasattr(x, "dtype") or not hasattr(x, "flags"):
-        raise ArgumentError(f"{op}: {name} is {type(x).__name__}, not a NumPy or CuPy array")
-    if x.dtype not in dtypes:
+    try:
+        dtype, shape, flags = x.dtype, x.shape, x.flags
+    except AttributeError:
+        raise ArgumentError(
+            f"{op}: {name} is {type(x).__name__}, not a NumPy or CuPy array"
+        ) from None
+    if dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
-        raise ArgumentError(f"{op}: {name}.dtype={x.dtype} but must be {wanted}")
-    shape = x.shape
+        raise ArgumentError(f"{op}: {name}.dtype={dtype} but must be {wanted}")
     if len(shape) != len(axes):
         raise ArgumentError(f"{op}: {name}.shape={tuple(shape)} but must have {len(axes)} axes")
     for i, (extent, source) in enumerate(axes):
         if extent is not None and shape[i] != extent:
             raise ArgumentError(f"{op}: {name}.shape[{i}]={shape[i]} but {source}={extent}")
-    if not x.flags.c_contiguous:
+    if not flags.c_contiguous:
         raise ArgumentError(
             f"{op}: {name} has shape={tuple(shape)} strides={tuple(x.strides)}, which is not "
             f"C-contiguous; pass a contiguous copy (ascontiguousarray)"

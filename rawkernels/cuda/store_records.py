@@ -1,5 +1,6 @@
 """Launcher of store_records.cu, and what it shares with load_history's."""
 
+from functools import cache
 from typing import Any
 
 from ...layouts.sizes import div_ceil, div_exact
@@ -37,6 +38,7 @@ PARAMS = ParamsStruct(
 )
 
 
+@cache
 def copy_macros(unit_bytes: int, value_bytes: int, record_bytes: int, parts: int = 1) -> MacroItems:
     """Macros of the copying kernels: pieces of a record and of its `parts`, each `value_bytes` of
     values and then its scales, and records of a thread block."""

@@ -96,7 +96,7 @@ class ParamsStruct:
         """
         assert len(values) == len(self.fields), f"{self.name}: {set(values)} of {self.fields}"
         packed = np.zeros(1, self.dtype)
-        packed[0] = tuple(values[name] for name, _ in self.fields)
+        packed[0] = tuple(map(values.__getitem__, self.dtype.names))
         return packed
 
 
