@@ -166,7 +166,7 @@ def decode(monkeypatch):
             kernel.run(params.ctypes.data_as(ctypes.c_void_p), grid, seed)
 
         monkeypatch.setattr(launcher, "launch_dependent", launch)
-        monkeypatch.setattr(launcher, "resident_blocks", lambda: blocks)
+        monkeypatch.setattr(launcher, "multiprocessors", lambda: blocks)
         slots = slab.size // layout.slot_bytes
         arrays = (q, slab, plan, out.array, lse.array, access, slots)
         launcher.launch(*arrays, work=work, **options)

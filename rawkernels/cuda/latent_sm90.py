@@ -6,8 +6,7 @@ portable kernels give others, so a layer is served by one of the two families fo
 
 from ...layouts.formats import RecordFormat
 from ...layouts.rope import Rope
-from ..device.kernel_source import macro_set
-from ..device.probe import multiprocessors
+from ..device.kernel_source import HOPPER_SHARED_BYTES, macro_set
 
 HEAD_DIM = 512
 HEAD_TILE = 64  # heads of a tile: the rows of a warpgroup product
@@ -16,13 +15,12 @@ ROPE_DIMS = 64
 MAX_UNIT_TOKENS = 8
 OUT_BOX_ROWS = 16  # a warp stores its own 16 heads
 NUM_THREADS = 384
-SHARED_BYTES = 232_448  # all that a block can have on sm_90
 MACROS = macro_set(
     HEAD_DIM=HEAD_DIM,
     HEAD_TILE=HEAD_TILE,
     KEY_ROWS=KEY_ROWS,
     MAX_UNIT_TOKENS=MAX_UNIT_TOKENS,
-    SHARED_BYTES=SHARED_BYTES,
+    SHARED_BYTES=HOPPER_SHARED_BYTES,
 )
 
 
@@ -44,8 +42,3 @@ def serves(
         and (rope_out is None or rope_out.dims == ROPE_DIMS)
         and softmax_scale > 0  # the largest score is taken before scaling
     )
-
-
-def resident_blocks() -> int:
-    """Thread blocks that run at once on the current device: one a multiprocessor."""
-    return multiprocessors()

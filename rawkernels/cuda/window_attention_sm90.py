@@ -5,12 +5,19 @@ from typing import Any, NamedTuple
 
 from ...layouts.sizes import align_up, div_ceil, div_exact
 from ..arrays import FP16
-from ..device.kernel_source import HOPPER_ARCHS, KernelSource, MacroItems, ParamsStruct, macro_set
+from ..device.kernel_source import (
+    HOPPER_ARCHS,
+    HOPPER_SHARED_BYTES,
+    KernelSource,
+    MacroItems,
+    ParamsStruct,
+    macro_set,
+)
 from ..device.module import device_pointer, get_kernel
+from ..device.probe import multiprocessors
 from ..device.streams import cupy_stream
 from ..device.tensor_map import head_tensor_map
 from .attention_shapes import scale_log2
-from .latent_sm90 import SHARED_BYTES, resident_blocks
 
 HEAD_DIMS = (64, 96, 128)
 ROW_TILE = 64  # rows of a warpgroup's products
@@ -101,7 +108,7 @@ def _common(shape: Shape, consumers: int, registers: tuple[int, int]) -> dict[st
         "CONSUMERS": consumers,
         "PRODUCER_REGISTERS": registers[0],
         "CONSUMER_REGISTERS": registers[1],
-        "SHARED_BYTES": SHARED_BYTES,
+        "SHARED_BYTES": HOPPER_SHARED_BYTES,
     }
 
 
@@ -248,12 +255,12 @@ def launch(
     if tuning:
         macros = macro_set(**(dict(macros) | dict(tuning)))
     arrays = (q, k, v, out, lse, sink, cu_seqlens_q, cu_seqlens_k)
-    resident = num_blocks or resident_blocks()
+    resident = num_blocks or multiprocessors()
     params, blocks = _pack(
         dict(macros), shape, arrays, softmax_scale, softcap, sink_tokens, resident
     )
 
-    kernel = get_kernel(source, macros, SHARED_BYTES)
+    kernel = get_kernel(source, macros, HOPPER_SHARED_BYTES)
     threads = (dict(macros)["CONSUMERS"] + 1) * WARPGROUP_THREADS
     grid = min(blocks, resident)
     kernel.launch((grid,), (threads,), params, stream)

@@ -11,8 +11,15 @@ from ...layouts.plans import DecodePlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_ceil, div_exact
 from ..device.dependent_launch import launch_dependent
-from ..device.kernel_source import HOPPER_ARCHS, KernelSource, ParamsStruct, macro_set
+from ..device.kernel_source import (
+    HOPPER_ARCHS,
+    HOPPER_SHARED_BYTES,
+    KernelSource,
+    ParamsStruct,
+    macro_set,
+)
 from ..device.module import device_pointer, get_kernel
+from ..device.probe import multiprocessors
 from ..device.tensor_map import bf16_tensor_map
 from ..ring_access import RingAccess
 from .attention_shapes import scale_log2
@@ -23,8 +30,6 @@ from .latent_sm90 import (
     MAX_UNIT_TOKENS,
     NUM_THREADS,
     OUT_BOX_ROWS,
-    SHARED_BYTES,
-    resident_blocks,
     serves,
 )
 from .rope_tables import device_rope_table
@@ -167,7 +172,7 @@ def launch(
     """
     num_tokens, num_q_heads = q.shape[:2]
     head_tiles = div_exact(num_q_heads, HEAD_TILE)
-    num_blocks = resident_blocks()
+    num_blocks = multiprocessors()  # each runs one block at a time
     if work is None:
         work = choose_work(plan.num_seqs, plan.max_seqlen_q, num_tokens, head_tiles, num_blocks)
     if num_tokens == 0:
@@ -202,9 +207,9 @@ def launch(
     )
 
     if work.group_tokens == 0:
-        kernel = get_kernel(TILES_KERNEL, SPLIT_MACROS[work.column_splits], SHARED_BYTES)
+        kernel = get_kernel(TILES_KERNEL, SPLIT_MACROS[work.column_splits], HOPPER_SHARED_BYTES)
     else:
-        kernel = get_kernel(UNITS_KERNEL, MACROS, SHARED_BYTES)
+        kernel = get_kernel(UNITS_KERNEL, MACROS, HOPPER_SHARED_BYTES)
     grid = min(work.num_units, num_blocks)
     if overlap:
         launch_dependent(kernel, grid, NUM_THREADS, params, stream)

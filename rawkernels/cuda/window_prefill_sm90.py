@@ -6,8 +6,9 @@ from ...layouts.formats import RecordFormat
 from ...layouts.plans import PrefillPlan
 from ...layouts.rope import Rope
 from ...layouts.sizes import div_exact
-from ..device.kernel_source import HOPPER_ARCHS, KernelSource, ParamsStruct
+from ..device.kernel_source import HOPPER_ARCHS, HOPPER_SHARED_BYTES, KernelSource, ParamsStruct
 from ..device.module import device_pointer, get_kernel
+from ..device.probe import multiprocessors
 from ..device.tensor_map import bf16_tensor_map
 from .attention_shapes import scale_log2
 from .latent_sm90 import (
@@ -16,8 +17,6 @@ from .latent_sm90 import (
     MACROS,
     NUM_THREADS,
     OUT_BOX_ROWS,
-    SHARED_BYTES,
-    resident_blocks,
     serves,
 )
 from .rope_tables import device_rope_table
@@ -118,6 +117,6 @@ def launch(
         rope_adjacent=int(rope_out is not None and rope_out.pairing == "adjacent"),
     )
 
-    kernel = get_kernel(WINDOW_PREFILL_SM90, MACROS, SHARED_BYTES)
-    grid = min(num_tokens, num_blocks or resident_blocks())
+    kernel = get_kernel(WINDOW_PREFILL_SM90, MACROS, HOPPER_SHARED_BYTES)
+    grid = min(num_tokens, num_blocks or multiprocessors())
     kernel.launch((grid,), (NUM_THREADS,), params, stream)

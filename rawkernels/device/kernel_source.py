@@ -18,6 +18,7 @@ from ...layouts.sizes import align_up
 
 PORTABLE_ARCHS = ("sm_80", "sm_90a")
 HOPPER_ARCHS = ("sm_90a",)
+HOPPER_SHARED_BYTES = 232_448  # of a thread block, all that it can have there
 
 Macros = Mapping[str, int | float | str]
 MacroItems = tuple[tuple[str, int | float | str], ...]  # a macro set that can be hashed
