@@ -15,6 +15,7 @@ from ..layouts.digest import layout_digest
 from ..layouts.errors import ArgumentError, BatchError
 from ..layouts.sizes import div_exact
 from ..layouts.slots import SlotLayout
+from ..layouts.store_url import store_kind
 from ..rawkernels.memory import Memory
 from ..schedules.batch import HostBatch
 from ..schedules.prefix_index import Entry, LayerKind, PrefixIndex
@@ -94,8 +95,9 @@ class PrefixCache:
         self._block_pages = 0 if self.paged is None else _pages_of_block(cfg)
         self.num_bytes = sizes[RINGS]
         # A Redis server is shared and evicts by its own rules; the others hold what we put there.
-        self._shared = not config.store.startswith(("memory:", "lmdb:"))
-        bounded = config.store.startswith("lmdb:")  # it may hold what other processes put
+        kind = store_kind(config.store)
+        self._shared = kind == "redis"
+        bounded = kind == "lmdb"  # it may hold what other processes put
         self.store: Store = open_store(
             config.store, layout=cfg, budget_bytes=config.budget_bytes if bounded else None
         )
@@ -136,7 +138,8 @@ class PrefixCache:
 
     def set_aside(self) -> None:
         """From here on nothing is found that was stored before, by this engine or by another one
-        that shares the store: for comparisons. No request may be live."""
+        that shares the store: for comparisons. Raises BatchError while requests run."""
+        self.check_idle("set_aside", self.planner.idle)
         self.clear()
         self._scope = (os.urandom(16),)
         self.depend_on(*self._words)

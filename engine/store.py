@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..layouts.digest import DIGEST_BYTES, layout_digest
 from ..layouts.errors import ArgumentError, StoreError
 from ..layouts.sizes import is_count, is_real
+from ..layouts.store_url import STORE_URLS, store_kind
 from .store_lmdb import LmdbShelf
 from .store_memory import MemoryShelf
 from .store_redis import RedisShelf
@@ -219,17 +220,18 @@ def open_store(
     if queue_bytes is not None:
         check_queue(queue_bytes, wait_s)
     stats = StoreStats()
+    kind = store_kind(url)
     shelf: Shelf
-    if url == "memory:":
+    if kind == "memory":
         shelf = MemoryShelf(budget, stats)
-    elif url.startswith("lmdb:") and url != "lmdb:":
+    elif kind == "lmdb":
         shelf = LmdbShelf(url.removeprefix("lmdb:"), budget, stats, sync=bool(sync))
-    elif url.startswith(("redis://", "rediss://", "unix://")):
+    elif kind == "redis":
         if budget is not None:
             raise ArgumentError("budget_bytes: a Redis server has its own bound, set maxmemory")
         shelf = RedisShelf(url, stats, timeout_s=float(timeout_s))
     else:
-        raise ArgumentError(f"url={url!r} but must be memory:, lmdb:PATH or redis://HOST:PORT/DB")
+        raise ArgumentError(f"url={url!r} but must be {STORE_URLS}")
     store = Store(shelf, digest, stats)
     return store if queue_bytes is None else WritingStore(store, int(queue_bytes), float(wait_s))
 

@@ -5,6 +5,7 @@ from math import lcm
 from .bind import Binder
 from .config_schema import ConfigFile
 from .config_types import PrefixConfig
+from .store_url import STORE_URLS, store_kind
 
 
 def derive_prefix(
@@ -22,6 +23,8 @@ def derive_prefix(
             f"a multiple of {ratio}, the compression ratios: compression state is not stored, and "
             "is empty only between two groups",
         )
+    if store_kind(section.store) is None:
+        binder.fault("prefix.store", section.store, STORE_URLS)
     if not file.engine.chunked_prefill:
         binder.fault(
             "engine.chunked_prefill", "false", "true, for chunks that end where a snapshot is due"

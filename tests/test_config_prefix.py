@@ -34,8 +34,9 @@ def test_values_and_what_they_leave_alone():
 def test_a_section_that_the_file_lacks():
     """An optional key of a file, and a whole section, can be given by an override."""
     path = QUICKSTART.with_name("gpt_oss_120b.yaml")
-    section = "{contract: full, block_size: 64, snapshot_blocks: 1, budget_bytes: null, store: a}"
-    cfg = rs.load_config(path, (f"prefix={section}", "run.trace.hash_block_tokens=16"))
+    section = "contract: full, block_size: 64, snapshot_blocks: 1, budget_bytes: null"
+    whole = f"prefix={{{section}, store: 'memory:'}}"
+    cfg = rs.load_config(path, (whole, "run.trace.hash_block_tokens=16"))
     assert (cfg.prefix.block_size, cfg.run.trace.hash_block_tokens) == (64, 16)
 
 
@@ -57,6 +58,8 @@ def test_the_store_by_override():
             "seeded or stacked",
         ),
         (("prefix.contract=all",), "prefix.contract", "one of none, full, exact, bounded"),
+        (("prefix.store=foo:bar",), "prefix.store", "memory:, lmdb:PATH or redis://HOST:PORT/DB"),
+        (("prefix.store=lmdb:",), "prefix.store", "memory:, lmdb:PATH or"),
         (("prefix.snapshot_blocks=0",), "prefix.snapshot_blocks", "an integer >= 1"),
         (("prefix.store=null",), "prefix.store", "text"),
     ],

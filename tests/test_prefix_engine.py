@@ -368,6 +368,8 @@ def test_what_snapshots_depend_on_is_said_while_nothing_runs():
         run.submit("a", prompt_of(1, 2, tail=1), 2)
         with pytest.raises(BatchError, match="depend_on: requests are running"):
             engine.prefix.depend_on("May")
+        with pytest.raises(BatchError, match="set_aside: requests are running"):
+            engine.prefix.set_aside()
         run.run()
         for word in (5, None, ["a"], b"a"):
             with pytest.raises(rs.errors.ArgumentError, match="but give text"):
