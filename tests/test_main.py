@@ -101,21 +101,31 @@ def test_wrong_words_are_status_2(monkeypatch, capsys, argv):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "line"),
     [
-        ConfigError("a.yaml:3:1: model.window: got 0, must be at least 1"),
-        ArgumentError("window_decode: q.shape[2]=96 but the layout's head_dim=512"),
-        FileNotFoundError(2, "No such file or directory", "a.jsonl"),
+        (
+            ConfigError("a.yaml:3:1: model.window: got 0, must be at least 1"),
+            "a.yaml:3:1: model.window: got 0, must be at least 1",
+        ),
+        (
+            ArgumentError("window_decode: q.shape[2]=96 but the layout's head_dim=512"),
+            "window_decode: q.shape[2]=96 but the layout's head_dim=512",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.jsonl"),
+            "a.jsonl: No such file or directory",
+        ),
+        (OSError("out of luck"), "out of luck"),
     ],
 )
-def test_an_error_is_one_line(monkeypatch, capsys, error):
+def test_an_error_is_one_line(monkeypatch, capsys, error, line):
     """A caller's mistake gives its message on one line of stderr, no traceback, and status 2."""
     monkeypatch.delenv("RINGSLAB_TRACEBACK", raising=False)
     fake_command(monkeypatch, raising(error))
     assert cli.main(["doctor"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"ringslab: {error}\n"
+    assert err == f"ringslab: {line}\n"
 
 
 def test_traceback_on_request(monkeypatch):

@@ -57,8 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RingslabError, OSError) as error:
         if os.environ.get("RINGSLAB_TRACEBACK") == "1":
             raise
-        print(f"ringslab: {error}", file=sys.stderr)
+        print(f"ringslab: {_message(error)}", file=sys.stderr)
         return EXIT_ERROR
+
+
+def _message(error: Exception) -> str:
+    """What is wrong, and with which file; our own errors say it themselves."""
+    if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _run_command(argv: list[str]) -> int:
