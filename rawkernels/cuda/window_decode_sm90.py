@@ -5,6 +5,7 @@ follow from the batch; whether they are used at all may not, see `supports`.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...layouts.plans import DecodePlan
@@ -38,6 +39,7 @@ CHUNK_ROWS = 15  # records that fit a slot of 8 KB
 MIN_CHUNKS = 9  # a ring of 135 rows; shorter ones have empty chunks
 COLUMN_SPLITS = (1, 2, 4)  # blocks that may share a tile's 4 parts of output columns
 MAX_INT32 = 2**31 - 1
+KEPT_CUTS = 1024  # of batches of other shapes; finding one takes the host some microseconds
 
 # Times of one thread block at the memory's full rate, in units of 1,000 cycles: a tile's queries
 # and output, a unit's records, and what is between two units. Only their ratios matter.
@@ -127,6 +129,7 @@ def supports(
     return serves(access.format, access.ring_len, num_q_heads, rope_out, softmax_scale)
 
 
+@lru_cache(maxsize=KEPT_CUTS)
 def choose_work(
     num_seqs: int, max_seqlen_q: int, num_tokens: int, head_tiles: int, num_blocks: int
 ) -> Work:
