@@ -48,7 +48,8 @@ class BatchOrder:
         """Raises BatchError while a batch is open."""
         if self.batch is not None:
             raise BatchError(
-                f"next_batch: batch {self.batch.step} is not committed; call commit first"
+                f"next_batch: batch {self.batch.step} is not committed; call commit first, or "
+                "abort_all"
             )
 
     def check_open(self, call: str, batch: Batch) -> None:

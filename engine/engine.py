@@ -100,11 +100,13 @@ class Engine:
 
     def close(self) -> None:
         """Lets go of the engine's memory; twice is nothing. Results stay valid."""
-        if self.prefix is not None and not self._closed:
-            self.prefix.close()
+        if self._closed:
+            return
         self._closed = True
         self._order.close()
         self._run_buffers = self._decode_inputs = self._reset = self.tools = None
+        if self.prefix is not None:
+            self.prefix.close()
 
     @property
     def slab(self) -> Any:
@@ -133,6 +135,13 @@ class Engine:
         Raises RequestError for an id that was never submitted."""
         self._check_alive()
         self.scheduler.abort(id)
+
+    def abort_all(self) -> None:
+        """Ends every request and drops the open batch, if there is one: after a fault, or a Ctrl-C,
+        wherever it came, the engine can begin anew. What is cached stays."""
+        self._check_alive()
+        self._order.close()
+        self.scheduler.abort_all()
 
     def preempt(self, id: str) -> None:
         """Sends a running request back to the head of the queue; what it has generated is kept and
@@ -166,10 +175,13 @@ class Engine:
     def next_batch(self) -> Batch | None:
         """The next prefill or decode batch with its plans, or None where nothing can run now.
 
-        Raises BatchError while the last batch is not committed.
+        Raises BatchError while the last batch is not committed. Where anything else is raised (no
+        memory, Ctrl-C) there is no batch; its requests are preempted, and come again.
         """
         self._check_alive()
         self._order.check_none_open()
+        if self.scheduler.in_flight is not None:  # an earlier call was cut off: nobody has it
+            self.scheduler.take_back(self.scheduler.in_flight)
         ranges = self.tools.watch.ranges
         with ranges.span("next_batch"), self.memory.scope():
             host = self.scheduler.next_batch()
@@ -177,11 +189,11 @@ class Engine:
                 return None
             try:
                 batch = self._begin(host)
+                self._order.open(host, batch)
             except BaseException:
                 self._order.close()  # it may be in the fixed buffers already
                 self.scheduler.take_back(host)
                 raise
-        self._order.open(host, batch)
         return batch
 
     def padded(self, batch: Batch) -> Batch:
@@ -267,7 +279,8 @@ class Engine:
 
         Layers that the caller left out of the batch count as missing for its sequences. Raises
         BatchError for a batch that is not the open one, ArgumentError for values out of range, such
-        as a token outside the vocabulary (the batch stays open then).
+        as a token outside the vocabulary (the batch stays open then). What saving snapshots raises
+        comes when the batch has ended.
         """
         self._check_open("commit", batch)
         with self.tools.watch.ranges.span("commit"):

@@ -121,7 +121,8 @@ class PrefixCache:
             probe=None if config.store == "memory:" else self._probe,
             stage=None if self.stage is None else self.stage.room,
         )
-        self._sinks, self._scope, self._words = b"", (), ()
+        self._sinks, self._scope = b"", ()
+        self.words: tuple[str, ...] = ()  # of depend_on
         self.depend_on()
         self.reset_counters()
 
@@ -133,8 +134,8 @@ class PrefixCache:
         for word in words:
             if not isinstance(word, str):
                 raise ArgumentError(f"depend_on: {word!r} is {type(word).__name__}, but give text")
-        self._words = words
         self.planner.root = root_key(*self._what, self._sinks, *self._scope, *words)
+        self.words = words
 
     def set_aside(self) -> None:
         """From here on nothing is found that was stored before, by this engine or by another one
@@ -142,7 +143,7 @@ class PrefixCache:
         self.check_idle("set_aside", self.planner.idle)
         self.clear()
         self._scope = (os.urandom(16),)
-        self.depend_on(*self._words)
+        self.depend_on(*self.words)
 
     def check_idle(self, call: str, idle: bool) -> None:
         """Raises BatchError for what would change the meaning of snapshots under way."""
@@ -154,7 +155,7 @@ class PrefixCache:
         depend on. No request may be live."""
         given = [self.memory.to_host(sink).tobytes() for sink in sinks if sink is not None]
         self._sinks = b"".join(given)
-        self.depend_on(*self._words)
+        self.depend_on(*self.words)
 
     def staged_tokens(self, host: HostBatch) -> StagedTokens | None:
         """Of a batch about to be computed: the place of the stage that takes each token's record as
@@ -164,7 +165,8 @@ class PrefixCache:
 
     def before_step(self, tools: Any) -> None:
         """Queues the copies into slots (and pages) that begin in the batch to come. `tools`: the
-        engine's `StepTools`. One that fails is made again before the next batch."""
+        engine's `StepTools`. One that fails is made again before the next batch, unless its request
+        has lost the slot."""
         while self.planner.restores:
             order = self.planner.restores[0]
             rings, pages = order.snapshot
@@ -249,10 +251,15 @@ class PrefixCache:
         if entry in self.index:
             return
         gone = self.index.insert(kind, keys, blocks)
-        if entry not in gone:
-            self.counters.snapshots += kind == RINGS
-            self.values.put(entry, get_parts())
         self._forget(other for other in gone if other != entry)
+        if entry in gone:
+            return
+        try:
+            self.values.put(entry, get_parts())
+        except BaseException:
+            self._forget(self.index.drop(entry))
+            raise
+        self.counters.snapshots += kind == RINGS
 
     def _forget(self, entries: Iterable[Entry]) -> None:
         """Removes from the store what the index let go."""

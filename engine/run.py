@@ -30,7 +30,7 @@ from .report import engine_bytes, report_head
 from .run_files import RunFiles
 from .run_layers import DecodeGraphs, LayerRunner
 from .run_options import check_run_options
-from .run_prefix import begin_prefix, end_prefix, prefix_report, settle_prefix
+from .run_prefix import prefix_of_run, prefix_report, settle_prefix
 from .run_requests import Arrivals, RunRequest, load_requests
 from .run_stats import RunStats, open_stats
 from .samples import Watched, choose_samples, open_capture
@@ -86,7 +86,7 @@ def run_trace(
 
     Ctrl-C ends the run after the step at hand: the report then has `interrupted` true and counts
     what was done, and requests that were cut short are aborted. A second Ctrl-C raises
-    KeyboardInterrupt, or skips the verification.
+    KeyboardInterrupt, or skips the verification. Whatever a run raises, its requests end with it.
     Before anything runs: ArgumentError for an option of another kind, ConfigError where there is
     nothing to verify, OSError where the report cannot be written, TraceError for a bad trace,
     RequestError for a request that `submit` would refuse, ActivationError where a recorded source
@@ -97,23 +97,21 @@ def run_trace(
         raise RequestError("run: the engine still has requests of its caller; finish them first")
     check_run_options(engine.cfg, verify, report_path, timeline_path, graphs, progress, on_step)
     requests = load_requests(engine.cfg, trace)
-    with engine.memory.scope():
+    with engine.memory.scope(), prefix_of_run(engine):
         state = _open_run(engine, requests, verify, graphs, watched)
         shown = QUIET if progress is None else progress(len(requests))
         with _interrupts() as interrupted:
             try:
                 with progress_to(shown.say):  # kernel builds say so
                     _loop(state, interrupted, shown, on_step)
+                state.stats.settle()
+                state.digests.flush()
+                settle_prefix(engine)
+                report = _report(state, interrupted())
             finally:
                 shown.stop()
                 engine.fixed_decodes = False
-            state.stats.settle()
-            state.digests.flush()
-            settle_prefix(engine)
-            report = _report(state, interrupted())
-            for request in requests[: state.arrivals.submitted]:
-                engine.abort(request.id)  # after Ctrl-C; the others have ended already
-            end_prefix(engine)
+                engine.abort_all()  # after Ctrl-C or a fault; else all have ended
             files = RunFiles(report_path, timeline_path)
             files.write_report(report)
             files.write_timeline(engine)
@@ -144,7 +142,6 @@ def _open_run(
     looked_at = verify or watched is not None
     samples = choose(ids, prompt_lens, lengths) if looked_at else []
     engine.tools.watch.steps.clear()
-    begin_prefix(engine)
     digests = open_digests(engine.run_buffers().digests, lengths, memory)
     if graphs is None:
         graphs = engine.backend == "cuda"

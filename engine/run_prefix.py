@@ -1,31 +1,35 @@
 """The prefix cache in a run: what its snapshots depend on there, and what the report says."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..layouts.sizes import div_ceil
 from .tokens import HASH_BLOCK_TOKENS
 
 
-def begin_prefix(engine: Any) -> None:
-    """The keys of a run: its activations are functions of seed, layer, token and position."""
-    if engine.prefix is not None:
-        run = engine.cfg.run
-        engine.prefix.depend_on("run", run.activations, str(run.seed))
-        engine.prefix.reset_counters()
-        engine.prefix.planner.seen = set()
+@contextmanager
+def prefix_of_run(engine: Any) -> Iterator[None]:
+    """Inside, the keys of a run: its activations are functions of seed, layer, token and position.
+    Then those of the engine's caller again. No request may be live before or after."""
+    if engine.prefix is None:
+        yield
+        return
+    run, words = engine.cfg.run, engine.prefix.words
+    engine.prefix.depend_on("run", run.activations, str(run.seed))
+    engine.prefix.reset_counters()
+    engine.prefix.planner.seen = set()
+    try:
+        yield
+    finally:
+        engine.prefix.planner.seen = None
+        engine.prefix.depend_on(*words)
 
 
 def settle_prefix(engine: Any) -> None:
     """Waits until all snapshots are with the store, so that it has counted them."""
     if engine.prefix is not None:
         engine.prefix.flush()
-
-
-def end_prefix(engine: Any) -> None:
-    """Back to the keys of the engine's caller. No request is live any more."""
-    if engine.prefix is not None:
-        engine.prefix.planner.seen = None
-        engine.prefix.depend_on()
 
 
 def prefix_report(engine: Any, prompt_lens: list[int]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ def pick_chunks(
     Never empty where `rows` is not: a chunk of at least one token, or, where prompts are not cut,
     the first prompt alone however long it is.
     """
-    prefix.picking()
     chosen: list[tuple[int, int]] = []
     budget = limits.token_budget
     for row in rows[: limits.max_prefill_seqs]:

@@ -22,8 +22,8 @@ class PrefixHooks(Protocol):
         """A request that was checked has a row."""
 
     def picking(self) -> None:
-        """A prefill batch is about to be picked; what was picked before and never became a batch is
-        void."""
+        """A batch is about to be picked; what was picked before and never became a batch is void,
+        and so is what an earlier one left to be done."""
 
     def prepare(self, table: SequenceTable, row: int) -> None:
         """A row's next chunk is about to be cut. Sets num_computed, start, swa_valid_start and
@@ -40,10 +40,6 @@ class PrefixHooks(Protocol):
 
     def preempted(self, row: int) -> None:
         """A row has lost its slot, and waits."""
-
-    def taken_back(self, state_ids: np.ndarray) -> None:
-        """Nothing of the batch in flight, which had these slots, is computed; its rows are
-        preempted."""
 
     def ended(self, row: int) -> None:
         """A row is free."""
@@ -69,7 +65,5 @@ class NoPrefix:
     def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None: ...
 
     def preempted(self, row: int) -> None: ...
-
-    def taken_back(self, state_ids: np.ndarray) -> None: ...
 
     def ended(self, row: int) -> None: ...

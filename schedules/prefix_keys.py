@@ -17,7 +17,7 @@ def root_key(*words: str | bytes) -> bytes:
     other words give other keys for the same tokens."""
     mixed = hashlib.blake2b(digest_size=KEY_BYTES)
     for word in words:
-        part = word.encode() if isinstance(word, str) else word
+        part = word.encode(errors="surrogatepass") if isinstance(word, str) else word
         mixed.update(len(part).to_bytes(8, "little") + part)
     return mixed.digest()
 

@@ -48,8 +48,9 @@ class SnapshotOrder:
 
 @dataclass(frozen=True)
 class RestoreOrder:
-    """Copy a snapshot into the state slot now, and its pages to those of `table`."""
+    """Copy a snapshot into a row's state slot now, and its pages to those of `table`."""
 
+    row: int
     state_id: int
     snapshot: Any
     table: np.ndarray | None = None

@@ -119,8 +119,9 @@ class PrefixPlanner:
             self.seen.update(keys)
 
     def picking(self) -> None:
-        """Before chunks of a batch are cut."""
-        self.staged = []  # of a batch that a failed read ended while it was picked
+        """Before a batch is picked: what an earlier one left is void. Slots and places have moved
+        on."""
+        self.staged, self.snapshots = [], []
 
     def prepare(self, table: SequenceTable, row: int) -> None:
         """Before a chunk of a row is cut: a waiting row gets its start, every row the position
@@ -143,26 +144,30 @@ class PrefixPlanner:
 
     def admitted(self, table: SequenceTable, row: int) -> None:
         """A row got its state slot, and begins where `prepare` put it."""
-        state, counters = self._rows[row], self.counters
+        state = self._rows[row]
         claim, state.claim = state.claim, None
+        if claim is not None and claim.resume.restore_first:
+            state_id = int(table.state_id[row])
+            pages = self._pages(state_id, claim.blocks)
+            self.restores.append(RestoreOrder(row, state_id, claim.snapshot, pages))
+        elif claim is not None:
+            state.replaying = claim
+        self._count(state, claim)
+
+    def _count(self, state: _Row, claim: Claim | None) -> None:
+        """An admission, and the hit that it began with."""
+        counters = self.counters
         counters.admissions += 1
         is_new, state.counted = not state.counted, True  # the hits of a preempted row are its own
         self.index.count_lookup(state.keys)
         if claim is None:
             return
         self.index.use(state.keys, claim.blocks)
-        resume = claim.resume
         if is_new:
             counters.hits += 1
             counters.hit_blocks += claim.blocks
-            counters.hit_tokens += resume.boundary
-        counters.replayed_tokens += resume.boundary - resume.start
-        if resume.restore_first:
-            state_id = int(table.state_id[row])
-            pages = self._pages(state_id, claim.blocks)
-            self.restores.append(RestoreOrder(state_id, claim.snapshot, pages))
-        else:
-            state.replaying = claim
+            counters.hit_tokens += claim.resume.boundary
+        counters.replayed_tokens += claim.resume.boundary - claim.resume.start
 
     def advanced(self, table: SequenceTable, rows: np.ndarray, starts: np.ndarray) -> None:
         """Rows have computed positions starts .. num_computed - 1, which their slots hold now."""
@@ -185,7 +190,7 @@ class PrefixPlanner:
             # Until the boundary the rings hold a replay, of which no snapshot may be taken.
             assert after <= claim.resume.boundary
             if after == claim.resume.boundary:
-                self.restores.append(RestoreOrder(int(table.state_id[row]), claim.snapshot))
+                self.restores.append(RestoreOrder(row, int(table.state_id[row]), claim.snapshot))
                 state.replaying = None
             return
         boundary = align_down(after, self._step)
@@ -210,19 +215,16 @@ class PrefixPlanner:
         """A row lost its slot."""
         state = self._rows[row]
         state.claim = state.replaying = None
-
-    def taken_back(self, state_ids: np.ndarray) -> None:
-        """The batch in flight is none: its slots may be others' before a copy into them is made."""
-        gone, self.staged = set(state_ids.tolist()), []
-        self.restores = [order for order in self.restores if order.state_id not in gone]
+        self._forget_restores(row)
 
     def ended(self, row: int) -> None:
         """A row is free."""
         del self._rows[row]
+        self._forget_restores(row)
 
-    def take_restores(self) -> list[RestoreOrder]:
-        orders, self.restores = self.restores, []
-        return orders
+    def _forget_restores(self, row: int) -> None:
+        """A row's slot may be another's before a copy into it is made."""
+        self.restores = [order for order in self.restores if order.row != row]
 
     def take_snapshots(self) -> list[SnapshotOrder]:
         orders, self.snapshots = self.snapshots, []

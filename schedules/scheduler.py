@@ -63,6 +63,11 @@ class Scheduler:
         return not self._row_of and self._in_flight is None
 
     @property
+    def in_flight(self) -> HostBatch | None:
+        """The batch that was given out last, where it is not committed."""
+        return None if self._in_flight is None else self._in_flight.batch
+
+    @property
     def free_slots(self) -> int:
         """State slots that no sequence holds."""
         return self._room.free_slots
@@ -113,6 +118,12 @@ class Scheduler:
             return
         self._end(self._row(id, "abort"), "aborted")
 
+    def abort_all(self) -> None:
+        """End every request, and the batch in flight with them: nothing of it is computed."""
+        self._in_flight = None
+        for id in list(self._row_of):
+            self.abort(id)
+
     def preempt(self, id: str) -> None:
         """Take a running request's slot and put it at the head of the queue. It keeps its generated
         tokens; prompt and generated tokens are computed again from position 0, or from the end of a
@@ -140,6 +151,7 @@ class Scheduler:
         wait. Raises BatchError while a batch is in flight."""
         if self._in_flight is not None:
             raise BatchError(f"next_batch: batch {self._in_flight.batch.step} is not committed yet")
+        self._prefix.picking()
         table = self._table
         prefills = table.rows_in(PREFILL).tolist()
         waiting = self._room.admissible()
@@ -216,7 +228,6 @@ class Scheduler:
         live = rows[self._table.epoch[rows] == flight.epochs]
         for row in reversed(live.tolist()):  # so that the oldest is first in the queue again
             self._send_back(row)
-        self._prefix.taken_back(flight.batch.state_ids)
         self.commit(batch, np.zeros(batch.num_seqs, np.int32))
 
     def tokens(self, id: str) -> np.ndarray:
@@ -252,13 +263,24 @@ class Scheduler:
     def _prefill(self, prefills: list[int], waiting: list[int]) -> HostBatch:
         """A batch of chunks: prompts that run, then those of `waiting` that have a chunk in it."""
         chosen = pick_chunks(self._table, prefills + waiting, self.limits, self._prefix)
-        for row, _ in chosen[len(prefills) :]:
-            self._room.admit(row)
-            self._prefix.admitted(self._table, row)
+        self._admit([row for row, _ in chosen[len(prefills) :]])
         batch = prefill_batch(self._table, chosen, self._steps, self.blocks)
         self.counters.prefill_batches += 1
         self.counters.prefill_tokens += batch.num_tokens
         return batch
+
+    def _admit(self, rows: list[int]) -> None:
+        """Gives rows, the first of the queue, their slots; none where one cannot have it."""
+        admitted: list[int] = []
+        try:
+            for row in rows:
+                self._room.admit(row)
+                admitted.append(row)
+                self._prefix.admitted(self._table, row)
+        except BaseException:
+            for row in reversed(admitted):
+                self._send_back(row)
+            raise
 
     def _decode(self, rows: np.ndarray) -> HostBatch:
         self._table.turn[rows] = self._steps

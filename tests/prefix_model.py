@@ -50,12 +50,16 @@ class Cached:
     def submit(self, request):
         self.scheduler.submit(request)
 
+    def take_restores(self):
+        orders, self.planner.restores = self.planner.restores, []
+        return orders
+
     def step(self, drafts=None, accepted=0):
         """One batch; False where there is none. All drafts say 7, and so does every next token."""
         batch = self.scheduler.next_batch()
         if batch is None:
             return False
-        restores = self.planner.take_restores()
+        restores = self.take_restores()
         self.scheduler.commit(
             batch,
             [min(accepted, n) for n in batch.num_drafts],
@@ -68,7 +72,7 @@ class Cached:
             self.stored[order.keys[order.blocks - 1]] = order.blocks
             for entry in gone:
                 del self.stored[entry.key]
-        self.batches.append((batch, restores + self.planner.take_restores(), snapshots))
+        self.batches.append((batch, restores + self.take_restores(), snapshots))
         return True
 
     def run(self, *requests, **how):
