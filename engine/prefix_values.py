@@ -43,8 +43,8 @@ class _Crossing:
 class PrefixValues:
     """sizes: bytes of a value of each kind. On a GPU values cross to the host through
     `SnapshotCopies`. Those that are there are handed to threads, which put them into the store,
-    what concerns one entry in the order of the calls: at the next call of `put` or `take_refused`,
-    so that no thread waits for the device. On the host a value is stored at once."""
+    what concerns one entry in the order of the calls: at the next call that looks, so that no
+    thread waits for the device. On the host a value is stored at once."""
 
     def __init__(
         self, store: Store, memory: Memory, sizes: dict[str, int], *, on_gpu: bool
@@ -71,8 +71,7 @@ class PrefixValues:
         else:
             copies = self._copies[entry.kind]
             self._hand_over()
-            # One with a thread comes back without us, so no more is waited for than the first.
-            while sum(one.copies is copies for one in self._crossing) == copies.num_buffers:
+            while self._must_hand_over(copies):
                 self._hand_over_first()
             self._crossing.append(_Crossing(entry, copies, copies.take(parts)))
 
@@ -80,9 +79,9 @@ class PrefixValues:
         """A value, waited for while it is on its way; None where it is gone or damaged."""
         while any(one.entry == entry for one in self._crossing):
             self._hand_over_first()
-        pending = self._pending.get(entry)
+        pending = self._pending.pop(entry, None)
         if pending is not None:
-            pending.result()
+            self._end_put(entry, pending)
         value = self.store.get(value_name(entry))
         return value if value is not None and len(value) == self.sizes[entry.kind] else None
 
@@ -96,6 +95,10 @@ class PrefixValues:
             self.memory.upload(part, whole[start : start + part.nbytes])
 
     def contains(self, entry: Entry) -> bool:
+        """Whether the store has a value, after what was asked for the entry before."""
+        last = self._last.get(entry)
+        if last is not None:
+            wait([last])
         return self.store.contains(value_name(entry))
 
     def delete(self, entry: Entry) -> None:
@@ -112,8 +115,7 @@ class PrefixValues:
         self._hand_over()
         self._last = {entry: future for entry, future in self._last.items() if not future.done()}
         for entry in [entry for entry, future in self._pending.items() if future.done()]:
-            if not self._pending.pop(entry).result():
-                self._refused.append(entry)
+            self._end_put(entry, self._pending.pop(entry))
         refused, self._refused = self._refused, []
         return refused
 
@@ -121,8 +123,9 @@ class PrefixValues:
         """Waits until every value is with the store."""
         while self._crossing:
             self._hand_over_first()
-        for future in [*self._pending.values(), *self._last.values()]:
-            future.result()
+        while self._pending:
+            self._end_put(*self._pending.popitem())
+        wait(list(self._last.values()))
         self.store.flush()
 
     def close(self) -> None:
@@ -134,6 +137,26 @@ class PrefixValues:
             if self._writers is not None:
                 self._writers.shutdown()
             self.store.close()
+
+    def _must_hand_over(self, copies: SnapshotCopies) -> bool:
+        """Whether a buffer is free only once we hand one over: all are out, and none is with a
+        thread, from where it comes back without us. (One may be with nobody, after a Ctrl-C.)"""
+        if copies.has_free or not any(one.copies is copies for one in self._crossing):
+            return False
+        return not any(
+            self._copies[entry.kind] is copies and not put.done()
+            for entry, put in self._pending.items()
+        )
+
+    def _end_put(self, entry: Entry, put: Future) -> None:
+        """Waits for a put that is not pending any more, and notes one that was refused. Raises what
+        its thread met, once."""
+        stored = False
+        try:
+            stored = put.result()
+        finally:
+            if not stored:
+                self._refused.append(entry)
 
     def _hand_over(self) -> None:
         """Hands the threads what has crossed."""

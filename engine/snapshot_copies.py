@@ -79,9 +79,9 @@ class SnapshotCopies:
         return buffer
 
     @property
-    def num_buffers(self) -> int:
-        """Values that can be on their way, or with who reads them."""
-        return len(self.pinned)
+    def has_free(self) -> bool:
+        """Whether `take` would not wait."""
+        return not self._free.empty()
 
     def has_crossed(self, buffer: int) -> bool:
         """Whether `read` would not wait."""

@@ -210,9 +210,41 @@ def test_a_store_that_raises_on_a_thread(two_buffers, end):
     with pytest.raises(MemoryError, match="no room"):
         values.get(ENTRIES[0]) if end == "get" else getattr(values, end)()
     store.put = put
+    assert values.get(ENTRIES[0]) is None  # told once
+    values.flush()
+    assert values.take_refused() == [ENTRIES[0]]
     assert values._copies[RINGS]._free.qsize() == 2
     values.put(ENTRIES[0], [np.full(SIZES[RINGS], 6, np.uint8)])
     assert values.get(ENTRIES[0]) == bytes([6]) * SIZES[RINGS]
+    values.close()
+
+
+def test_a_buffer_that_is_with_nobody(two_buffers):
+    """Ctrl-C between a copy and the note of it: the buffer is gone, and the other one serves."""
+    _, _, values = two_buffers
+    values._copies[RINGS].take([np.zeros(SIZES[RINGS], np.uint8)])
+
+    def put_three():
+        for n in range(3):
+            values.put(ENTRIES[n], [np.full(SIZES[RINGS], n, np.uint8)])
+        values.flush()
+
+    in_time(put_three)
+    for n in range(3):
+        assert values.get(ENTRIES[n]) == bytes([n]) * SIZES[RINGS]
+    values.close()
+
+
+def test_whether_a_value_is_there_waits_for_its_delete(two_buffers):
+    """A delete that is slow: the value counts as gone from the call on."""
+    _, store, values = two_buffers
+    values.put(ENTRIES[0], [np.full(SIZES[RINGS], 5, np.uint8)])
+    values.flush()
+    delete = store.delete
+    store.delete = lambda key: time.sleep(0.1) or delete(key)
+    assert values.contains(ENTRIES[0])
+    values.delete(ENTRIES[0])
+    assert not values.contains(ENTRIES[0])
     values.close()
 
 
