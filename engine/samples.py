@@ -72,20 +72,22 @@ class Capture:
             for i in self.by_request.get(request_id, ()):
                 start, end = int(starts[row]), int(ends[row])
                 own = int(batch.first_outputs[row])  # those below are no outputs of the request
-                if own > 0 and self.samples[i].position >= own:
-                    self.rebuilt.add(i)
-                    if self.samples[i].position - self.reach[0] < own:
-                        self.blind.add(i)
                 first_token = int(batch.cu_seqlens_q[row])
                 sample = self.samples[i]
-                if max(start, own) <= sample.position < end:
+                # Once the sequence is past the sample, what it saw must stay: a draft behind it may
+                # be computed again with another token, and a replay gives other outputs.
+                if sample.position < max(start, own):
+                    continue
+                if own > 0:
+                    self.rebuilt.add(i)
+                    if sample.position - self.reach[0] < own:
+                        self.blind.add(i)
+                if sample.position < end:
                     token = first_token + sample.position - start
                     self.hits.setdefault(sample.layer, []).append((i, token))
                     tokens = batch.token_ids[first_token : first_token + end - start]
                     self.seen[i] = Seen(batch.kind, start, tokens.copy())
-                # Once the sequence is past the sample, what it saw must stay: a draft behind it may
-                # be computed again with another token.
-                if self.inputs is not None and sample.layer > 0 and start <= sample.position:
+                if self.inputs is not None and sample.layer > 0:
                     self._find_inputs(i, sample, start, end, first_token)
 
     @property

@@ -200,6 +200,24 @@ def test_requests_of_a_caller_keep_their_ids():
         engine.submit(rs.Request("a", list(range(16)), 1, 0.0, (4,)))
 
 
+@pytest.mark.parametrize("contract", ["full", "exact"])
+def test_what_a_replay_computes_is_no_sample(contract):
+    """A sequence that is preempted behind its samples replays tokens below its prefix: what the
+    samples saw before stays, and their outputs pass."""
+    done = []
+
+    def preempt_once(engine, batch):
+        if batch.kind == "decode" and not done:
+            done.append(engine.preempt("a"))
+
+    trace = [rs.Request("a", np.arange(51, dtype=np.int32), 6)]
+    options = ("run.activations=stacked", "run.verify_samples=64", "engine.token_budget=64")
+    report = run("cpu", contract, *options, trace=trace, verify=True, on_step=preempt_once)
+    assert report["scheduler"]["preempted"] == 1
+    assert report["prefix"]["restores"] == 1
+    assert report["verify"]["passed"] is True
+
+
 @pytest.mark.parametrize("contract", ["full", "exact", "bounded"])
 def test_captured_steps_and_preemption(backend, contract):
     """Decode steps replayed from graphs, n-gram drafts, and every third step a preemption whose
