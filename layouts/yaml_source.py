@@ -316,6 +316,9 @@ def apply_override(root: Mapping, override: str, faults: list[str]) -> Mapping:
         faults.append(f"{source}: got no value, expected one after =")
         return root
     parts = path.strip().replace("[", ".").replace("]", "").split(".")
+    if len(parts) > MAX_DEPTH:
+        faults.append(f"{source:.60}: got {len(parts)} parts, expected {MAX_DEPTH} at most")
+        return root
     return _replaced(root, parts, value, source, faults)
 
 
@@ -339,7 +342,8 @@ def _replaced(node: Node, parts: list[str], value: Node, source: str, faults: li
         return replace(node, entries=(*node.entries, Entry(value.mark, head, new)))
     elif isinstance(node, Sequence):
         names = [_id_of(item) or str(i) for i, item in enumerate(node.items)]
-        at = names.index(head) if head in names else int(head) if head.isdecimal() else len(names)
+        numbers = {str(i): i for i in range(len(names))}
+        at = names.index(head) if head in names else numbers.get(head, len(names))
         if at < len(names):
             new_item = _replaced(node.items[at], rest, value, source, faults)
             return replace(node, items=node.items[:at] + (new_item,) + node.items[at + 1 :])

@@ -369,6 +369,15 @@ def test_a_section_that_the_file_leaves_out_is_made_by_overrides():
         assert "rum: got an unknown key, expected one of name" in fault
 
 
+def test_a_path_of_many_parts_is_a_fault():
+    """Longer than a file can be deep, and numbers longer than a list: one fault each."""
+    (fault,) = faults_of("quickstart", ("a." * 1500 + "b=1",))
+    assert "got 1501 parts, expected 32 at most" in fault
+    assert len(fault) < 200
+    (fault,) = faults_of("quickstart", (f"layer_groups.{'9' * 5000}.window=3",))
+    assert "expected one of" in fault
+
+
 def test_a_section_that_is_null_is_made_by_overrides():
     """As one that is left out; where a value is wanted a section is one fault, and a path into a
     value is another."""
