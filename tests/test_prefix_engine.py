@@ -377,3 +377,20 @@ def test_what_snapshots_depend_on_is_said_while_nothing_runs():
         assert engine.prefix.planner.root == root
         engine.prefix.depend_on("May")
         assert engine.prefix.planner.root != root
+        engine.prefix.depend_on("June", "\ud800")  # text that is no UTF-8
+        assert engine.prefix.words == ("June", "\ud800")
+
+
+def test_close_lets_go_though_the_store_fails(monkeypatch):
+    """The fault comes out once; the engine is closed, has let go, and closes again."""
+    with cached("full") as engine:
+
+        def fail():
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(engine.prefix.values, "close", fail)
+        with pytest.raises(MemoryError, match="no room"):
+            engine.close()
+        assert engine.tools is None
+        with pytest.raises(BatchError, match="closed"):
+            engine.next_batch()
