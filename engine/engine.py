@@ -137,8 +137,8 @@ class Engine:
         self.scheduler.abort(id)
 
     def abort_all(self) -> None:
-        """Ends every request and drops the open batch, if there is one: after a fault, or a Ctrl-C,
-        wherever it came, the engine can begin anew. What is cached stays."""
+        """Ends every request and drops the open batch, if there is one: after a fault, or a Ctrl-C
+        in the middle of a call, the engine can begin anew. What is cached stays."""
         self._check_alive()
         self._order.close()
         self.scheduler.abort_all()
