@@ -15,7 +15,6 @@ from ..schedules.limits import SchedulerLimits
 from ..schedules.plan_decode import build_decode_plan
 from ..schedules.plan_prefill import plan_prefill
 from .paged_pool import PagedPool
-from .snapshot_stage import StagedTokens
 from .workspace import Staging, plan_keys
 
 
@@ -42,10 +41,10 @@ def build_batch(
     staging: Staging,
     backend: str,
     paged: PagedPool | None = None,
-    staged: StagedTokens | None = None,
+    staged_places: np.ndarray | None = None,
 ) -> Batch:
     """The batch that `next_batch` returns. In a prefill the rows of the block tables are the
-    batch's sequences, in a decode step state slots. staged: records that go to a stage too."""
+    batch's sequences, in a decode step state slots. staged_places: of the stage, by token."""
     plans = {key: _build_plan(host, key) for key in plan_keys(cfg, host.kind)}
     own = {
         "token_ids": host.token_ids,
@@ -56,16 +55,15 @@ def build_batch(
     by_state = host.kind == "decode" and paged is not None
     if host.kind == "prefill" and paged is not None:
         own |= _paged_arrays(host)
-    if staged is not None:
-        own["staged_places"] = staged.places
-    first_staged = 0 if staged is None else staged.first
+    if staged_places is not None:
+        own["staged_places"] = staged_places
     if backend != "cuda":
-        arrays = BatchArrays(**own, first_staged=first_staged)
+        arrays = BatchArrays(**own)
         return with_plans(host, plans, paged.name_states(arrays) if by_state else arrays)
     names = {key: _array_names(plan) for key, plan in plans.items()}
     planned = [getattr(plans[key], name) for key in plans for name in names[key]]
     uploaded = iter(staging.upload([*own.values(), *planned]))
-    on_device = BatchArrays(**{name: next(uploaded) for name in own}, first_staged=first_staged)
+    on_device = BatchArrays(**{name: next(uploaded) for name in own})
     on_device = paged.name_states(on_device) if by_state else on_device
     plans = {
         key: replace(plan, **{name: next(uploaded) for name in names[key]})

@@ -337,7 +337,7 @@ class Engine:
             paged.sync(self.scheduler.blocks, host)
         if host.kind == "prefill" or not self.fixed_decodes:
             staging = self.tools.workspace.staging
-            staged = None if self.prefix is None else self.prefix.staged_tokens(host)
+            staged = None if self.prefix is None else self.prefix.staged_places(host)
             return build_batch(self.cfg, host, staging, self.backend, paged, staged)
         self._order.step = self.decode_inputs().upload(host)
         padded = self._order.step.batch

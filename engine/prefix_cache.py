@@ -25,7 +25,7 @@ from ..schedules.prefix_planner import PrefixPlanner
 from ..schedules.prefix_rules import resume_rule
 from .prefix_values import PrefixValues, entry_bytes
 from .snapshot_copies import snapshot_buffer_bytes
-from .snapshot_stage import StagedTokens, stage_bytes, take_stage
+from .snapshot_stage import stage_bytes, take_stage
 from .store import Store, open_store
 
 
@@ -157,11 +157,11 @@ class PrefixCache:
         self._sinks = b"".join(given)
         self.depend_on(*self.words)
 
-    def staged_tokens(self, host: HostBatch) -> StagedTokens | None:
+    def staged_places(self, host: HostBatch) -> np.ndarray | None:
         """Of a batch about to be computed: the place of the stage that takes each token's record as
         well, int32 [T], -1 for none; None where the batch passes no boundary that is due."""
         staged = self.planner.staged
-        return self.stage.tokens_of(host, staged) if staged else None
+        return self.stage.places_of(host, staged) if staged else None
 
     def before_step(self, tools: Any) -> None:
         """Queues the copies into slots (and pages) that begin in the batch to come. `tools`: the

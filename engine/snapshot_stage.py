@@ -40,15 +40,6 @@ def stage_bytes(cfg: Config, num_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class StagedTokens:
-    """Tokens of a batch from `first` on, up to the last whose record goes to the stage; places
-    int32, -1 for none."""
-
-    first: int
-    places: np.ndarray
-
-
-@dataclass(frozen=True)
 class SnapshotStage:
     """slab    flat uint8 [room.places * slot_bytes], of the engine's slot layout
     layers  whose rings a snapshot holds
@@ -58,8 +49,9 @@ class SnapshotStage:
     slab: Any
     layers: frozenset[int]
 
-    def tokens_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> StagedTokens:
-        """Where records of a batch that passes these boundaries (one at least) go as well."""
+    def places_of(self, host: HostBatch, staged: Sequence[StagedBoundary]) -> np.ndarray:
+        """The place that takes the record of each token of a batch that passes these boundaries,
+        int32 [T], -1 for none."""
         places = np.full(host.num_tokens, -1, np.int32)
         sequence_of = {row: i for i, row in enumerate(host.slots.tolist())}
         for one in staged:
@@ -67,9 +59,7 @@ class SnapshotStage:
             # Counted from the sequence's last token of the batch, at seqlens_k - 1.
             end = int(host.cu_seqlens_q[i + 1]) - (int(host.seqlens_k[i]) - one.boundary)
             places[end - self.room.ring_len : end] = one.place
-        used = np.flatnonzero(places >= 0)
-        first, end = int(used[0]), int(used[-1]) + 1
-        return StagedTokens(first, places[first:end])
+        return places
 
 
 def take_stage(cfg: Config, num_bytes: int, memory: Memory) -> SnapshotStage | None:

@@ -118,23 +118,14 @@ def _attend_prefill(
             new_records,
             arrays.token_state_ids,
             arrays.positions,
+            stage=_stage_of(tools, layer, arrays),
             stream=stream,
         )
-    if arrays.staged_places is not None and layer.id in tools.stage.layers:
-        _stage_records(tools, layer, arrays, new_records)
 
 
-def _stage_records(tools: StepTools, layer: LayerConfig, arrays: BatchArrays, new: Any) -> None:
-    """Snapshots of boundaries inside the batch's chunks take the records before them."""
-    places = arrays.staged_places
-    some = slice(arrays.first_staged, arrays.first_staged + len(places))
-    with tools.watch.op("store_records", layer.id, len(places)):
-        tools.ops.store_records(
-            tools.stage.slab,
-            tools.layout,
-            layer.id,
-            new[some],
-            places,
-            arrays.positions[some],
-            stream=tools.stream,
-        )
+def _stage_of(tools: StepTools, layer: LayerConfig, arrays: BatchArrays) -> tuple | None:
+    """Where snapshots of boundaries inside the batch's chunks take a layer's records before them;
+    None where there are none, or they do not hold the layer's ring."""
+    if arrays.staged_places is None or layer.id not in tools.stage.layers:
+        return None
+    return tools.stage.slab, arrays.staged_places

@@ -15,6 +15,7 @@ from .checks import (
     check_rope,
     check_rows,
     check_slab,
+    check_units,
     vector_dtypes,
 )
 from .ring_access import RingAccess, ring_access
@@ -70,9 +71,16 @@ def check_encode_records(kv: Any, positions: Any, out: Any, fmt: Any, rope: Any)
 
 
 def check_store_records(
-    slab: Any, layout: Any, layer: int, records: Any, state_ids: Any, positions: Any, kind: str
-) -> tuple[RingAccess, int]:
-    """The ring's addresses and the number of state slots."""
+    slab: Any,
+    layout: Any,
+    layer: int,
+    records: Any,
+    state_ids: Any,
+    positions: Any,
+    kind: str,
+    stage: tuple[Any, Any] | None,
+) -> tuple[RingAccess, int, int]:
+    """The ring's addresses, and the number of state slots and of places."""
     op = "store_records"
     num_slots = check_slab(op, slab, layout, written=True)
     access = ring_access(op, layout, layer, kind)
@@ -82,7 +90,14 @@ def check_store_records(
     check_array(op, "state_ids", state_ids, I32, rows)
     check_array(op, "positions", positions, I32, rows)
     check_place(op, slab=slab, records=records, state_ids=state_ids, positions=positions)
-    return access, num_slots
+    if stage is None:
+        return access, num_slots, 0
+    num_places = check_units(
+        op, "stage slab", stage[0], "slot_bytes", layout.slot_bytes, written=True
+    )
+    check_array(op, "places", stage[1], I32, rows)
+    check_place(op, slab=slab, stage_slab=stage[0], places=stage[1])
+    return access, num_slots, num_places
 
 
 def check_ring_store(

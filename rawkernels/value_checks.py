@@ -17,11 +17,11 @@ def refuse(op: str, name: str, array: np.ndarray, bad: np.ndarray, rule: str) ->
 
 
 def check_store_values(
-    op: str, state_ids: np.ndarray, positions: np.ndarray, num_slots: int
+    op: str, state_ids: np.ndarray, positions: np.ndarray, num_slots: int, name: str = "state_ids"
 ) -> None:
     """State ids are -1 (padding) or below `num_slots`; positions of stored tokens are >= 0."""
     bad = (state_ids < -1) | (state_ids >= num_slots)
-    refuse(op, "state_ids", state_ids, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
+    refuse(op, name, state_ids, bad, f"must be -1 (padding) or 0..{num_slots - 1}")
     bad = (positions < 0) & (state_ids >= 0)
     refuse(op, "positions", positions, bad, "must be at least 0")
 

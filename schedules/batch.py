@@ -119,8 +119,8 @@ class BatchArrays:
     """A batch's arrays on the engine's device, as a caller's own kernels need them; int32. Three
     are there for models with global layers: the row of block_tables of each token's sequence (-1 is
     padding), bounds of each sequence's tokens 0 .. seqlen_k, and the tables. The last are
-    there where a prefill passes snapshots: tokens from first_staged on, and the place of the stage
-    that takes the record of each as well, or -1."""
+    there where a prefill passes snapshots: the place of the stage that takes each token's record as
+    well, or -1."""
 
     token_ids: Any
     positions: Any
@@ -130,7 +130,6 @@ class BatchArrays:
     cu_seqlens_k: Any = None
     block_tables: Any = None
     staged_places: Any = None
-    first_staged: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,6 +153,14 @@ def test_records(cuda, case):
         padded = np.where(state_ids == 7, -1, state_ids).astype(np.int32)
         operations("reference").store_records(wanted, layout, 1, records, padded, positions)
         np.testing.assert_array_equal(slab.host(), wanted)
+    stages = [poisoned_slab(layout, 2) for _ in range(2)]
+    places = i32([0, 0, 0, -1, 0, 9] + [-1] * 6 + [1] * 15 + [-1] * 9)
+    given = (records, padded, positions)
+    cuda["store_records"](slab.array, layout, 1, *given, stage=(stages[0], places))
+    places[5] = -1
+    operations("reference").store_records(wanted, layout, 1, *given, stage=(stages[1], places))
+    np.testing.assert_array_equal(slab.host(), wanted)
+    np.testing.assert_array_equal(*stages)
     plan = rs.plan_prefill(i32([1, 2, 0]), i32([3, 2, 0]), i32([70, 14, 0]), window=10, ring_len=11)
     load = chooser(cuda, "load_history")
     same(

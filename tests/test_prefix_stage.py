@@ -100,8 +100,7 @@ def test_sequences_of_a_batch_share_the_stage():
 
 def test_places_of_tokens():
     """Two prompts beside a decoding request, so that no row is its sequence's number. Each
-    boundary takes the 10 tokens before it, from the batch's first token on where it is at 10. A
-    batch in which only the second prompt's is due begins with its tokens."""
+    boundary takes the 10 tokens before it, from the batch's first token on where it is at 10."""
     stage = SnapshotStage(Stage(3, 10), None, frozenset())
     one = Cached(block_size=10, stage=stage.room, num_state_slots=3)
     one.submit(rs.Request("x", numbered(3, first=900), 9))
@@ -112,11 +111,11 @@ def test_places_of_tokens():
     batch = one.scheduler.next_batch()
     assert batch.seqlens_q.tolist() == [13, 24]
     assert batch.slots.tolist() == [1, 2]
-    tokens = stage.tokens_of(batch, one.planner.staged)
-    assert tokens.places.dtype == np.int32
-    assert (tokens.first, tokens.places.tolist()) == (0, [0] * 10 + [-1] * 3 + [1] * 10 + [2] * 10)
-    tokens = stage.tokens_of(batch, one.planner.staged[2:])
-    assert (tokens.first, tokens.places.tolist()) == (23, [2] * 10)
+    places = stage.places_of(batch, one.planner.staged)
+    assert places.dtype == np.int32
+    assert places.tolist() == [0] * 10 + [-1] * 3 + [1] * 10 + [2] * 10 + [-1] * 4
+    places = stage.places_of(batch, one.planner.staged[2:])
+    assert places.tolist() == [-1] * 23 + [2] * 10 + [-1] * 4
 
 
 def test_what_is_staged_takes_no_place_twice():

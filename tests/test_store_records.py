@@ -77,6 +77,69 @@ def test_chunk_longer_than_the_ring(backend, fmt, count):
     np.testing.assert_array_equal(found, expected_slab(layout, 2, 0, records, state_ids, positions))
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_stage(backend, fmt):
+    """A chunk of 40 tokens of two sequences into rings of 7; a stage of 4 places takes the 7 before
+    three boundaries: in the first ring's last turn, so in both slabs, in the middle, so in the
+    stage only, and of the other sequence fewer than a ring. Slab and stage hold what a call each
+    gives, padding of one is none of the other's, and nothing else is written."""
+    layout = make_layout(FORMATS[fmt], 7)
+    records = random_records(42, FORMATS[fmt])
+    state_ids = i32([1] * 25 + [0] * 15 + [-1] * 2)
+    positions = i32([*range(3, 28), *range(100, 115), 5, 6])
+    places = np.full(42, -1, np.int32)
+    places[15:22], places[3:10], places[25:29], places[40] = 2, 0, 3, 1
+    slab, stage = (Guarded((slots * layout.slot_bytes,), np.uint8, backend) for slots in (2, 4))
+    rows = [to_backend(x, backend) for x in (records, state_ids, positions, places)]
+    operations(backend).store_records(
+        slab.array, layout, 1, *rows[:3], stage=(stage.array, rows[3])
+    )
+    wanted = expected_slab(layout, 2, 1, records, state_ids, positions)
+    np.testing.assert_array_equal(slab.host(), wanted)
+    wanted = expected_slab(layout, 4, 1, records, places, positions)
+    np.testing.assert_array_equal(stage.host(), wanted)
+
+
+def test_a_stage_of_long_turns(backend):
+    """A place takes two turns of a ring of 7 in one call: the later one stays, whatever goes into
+    the slab."""
+    layout = make_layout(FORMATS["interleaved"], 7)
+    records = random_records(20, FORMATS["interleaved"])
+    state_ids, positions = i32([-1] * 20), i32(range(20))
+    places = i32([-1] * 2 + [1] * 14 + [-1] * 4)
+    slab, stage = (Guarded((2 * layout.slot_bytes,), np.uint8, backend) for _ in range(2))
+    rows = [to_backend(x, backend) for x in (records, state_ids, positions, places)]
+    operations(backend).store_records(
+        slab.array, layout, 0, *rows[:3], stage=(stage.array, rows[3])
+    )
+    assert (slab.host() == 0xFF).all()
+    wanted = expected_slab(layout, 2, 0, records, places, positions)
+    np.testing.assert_array_equal(stage.host(), wanted)
+
+
+def test_a_stage_that_is_wrong():
+    """No pair, a slab of another layout, places of another length or dtype, ids of no place: errors
+    that name it, and nothing is written."""
+    layout = make_layout(FORMATS["interleaved"], 7)
+    slab, stage, ids = poisoned_slab(layout, 2), poisoned_slab(layout, 1), i32([0, 1])
+    records = random_records(2, FORMATS["interleaved"])
+    for wrong, says in (
+        (stage, "stage must be the pair"),
+        ((stage, ids, ids), "stage must be the pair"),
+        ((stage[:-1], i32([0, -1])), "stage slab.*slot_bytes"),
+        ((stage, ids[:1]), r"places\.shape\[0\]=1"),
+        ((stage, ids.astype(np.int64)), r"places\.dtype=int64"),
+        ((stage, ids), r"places\[1\]=1 "),
+        ((stage, i32([0, -2])), r"places\[1\]=-2"),
+    ):
+        with pytest.raises(rs.errors.ArgumentError, match=says):
+            rs.store_records(slab, layout, 0, records, ids, ids, stage=wrong)
+    assert (slab == 0xFF).all()
+    assert (stage == 0xFF).all()
+    rs.store_records(slab, layout, 0, records, ids, ids, stage=(stage, i32([-1, 0])))
+    assert (stage != 0xFF).any()
+
+
 def test_r13_padding_row(backend):
     """Ten slots of one record each, write list [3, -1, 4]: records 3 and 4 change, the other eight
     keep their CRC (record 9 too, which is where an index of -1 would land)."""

@@ -19,15 +19,20 @@ def store_records(
     positions: Any,
     *,
     kind: str = "swa",
+    stage: tuple[Any, Any] | None = None,
     stream: Any = None,
 ) -> None:
-    """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T]."""
-    access, num_slots = check_store_records(
-        slab, layout, layer, records, state_ids, positions, kind
+    """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T].
+    stage: a second slab and its state ids."""
+    access, num_slots, num_places = check_store_records(
+        slab, layout, layer, records, state_ids, positions, kind, stage
     )
     check_store_values("store_records", state_ids, positions, num_slots)
+    if stage is not None:
+        check_store_values("store_records", stage[1], positions, num_places, "places")
     if records.shape[0] == 0:
         return
     source = buffer_addresses(np.arange(records.shape[0]), access.format)
-    target = ring_addresses(rows_to_store(state_ids, positions, access), access)
-    copy_records(records.reshape(-1), source, access.format, slab, target)
+    for target_slab, ids in ((slab, state_ids), *(() if stage is None else (stage,))):
+        target = ring_addresses(rows_to_store(ids, positions, access), access)
+        copy_records(records.reshape(-1), source, access.format, target_slab, target)

@@ -2,8 +2,9 @@
 // grid (div_ceil(num_tokens, BLOCK_TOKENS)); block 128 threads over the pieces of BLOCK_TOKENS
 //       records
 // in   records uint8 [num_tokens, RECORD_UNITS * UNIT_BYTES]; state_ids, positions int32
-//      [num_tokens]
-// out  slab uint8 [num_state_slots * slot_bytes]: one record a token, whole or in two planes
+//      [num_tokens]; places int32 [num_tokens], null without a stage
+// out  slab uint8 [num_state_slots * slot_bytes]: one record a token, whole or in two planes;
+//      stage uint8 [num_places * slot_bytes], likewise by places
 // needs every address and stride a multiple of UNIT_BYTES. A token is skipped where its state_id is
 //       no slot, its position negative, or a later token of the call takes the same row.
 // bound by memory: 528 B in and out a token, in pieces of 16; all of a block's loads are in flight
@@ -26,10 +27,38 @@ constexpr int SCALE_UNITS = PART_UNITS - VALUE_UNITS;
 static_assert(VALUE_UNITS > 0 && SCALE_UNITS >= 0, "values come first in a part");
 typedef UnitOf<UNIT_BYTES>::type Unit;
 
+// Bytes of a slab where the values and the scales of a block's records go; -1 for none.
+struct Targets {
+  int64_t value[BLOCK_TOKENS], scale[BLOCK_TOKENS];
+};
+
+__device__ __forceinline__ void find_targets(Targets& at, const StoreRecordsParams& p,
+                                             const int32_t* state_ids, int32_t num_slots,
+                                             int64_t first, int tokens) {
+#pragma unroll 1
+  for (int t = threadIdx.x; t < tokens; t += THREADS) {
+    int64_t token = first + t;
+    bool stored = is_stored(state_ids, p.positions, token, p.num_tokens, p.ring_len, p.sink_tokens,
+                            num_slots);
+    int64_t slot = __ldg(state_ids + token) * p.slot_bytes;
+    int64_t index = ring_index(__ldg(p.positions + token), p.ring_len, p.sink_tokens);
+    at.value[t] = stored ? slot + p.value_offset + index * p.value_stride : -1;
+    at.scale[t] = slot + p.scale_offset + index * p.scale_stride;
+  }
+}
+
+__device__ __forceinline__ void put(Unit raw, uint8_t* slab, const Targets& at, int t, int u) {
+  if (at.value[t] < 0) return;
+  int part = u / PART_UNITS, w = u % PART_UNITS;
+  int value = part * VALUE_UNITS + w, scale = part * SCALE_UNITS + w - VALUE_UNITS;
+  int64_t byte = w < VALUE_UNITS ? at.value[t] + value * UNIT_BYTES
+                                 : at.scale[t] + scale * UNIT_BYTES;
+  *(Unit*)(slab + byte) = raw;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 store_records(const __grid_constant__ StoreRecordsParams p) {
-  __shared__ int64_t value_at[BLOCK_TOKENS];  // byte of the slab where a record's values go, or -1
-  __shared__ int64_t scale_at[BLOCK_TOKENS];
+  __shared__ Targets at[2];  // in the slab, and in the stage
   int64_t first = (int64_t)blockIdx.x * BLOCK_TOKENS;
   int tokens = (int)min((int64_t)BLOCK_TOKENS, p.num_tokens - first);
   const Unit* from = (const Unit*)p.records + first * RECORD_UNITS;
@@ -41,16 +70,11 @@ store_records(const __grid_constant__ StoreRecordsParams p) {
     if (unit < tokens * RECORD_UNITS) raw[r] = load_early(from + unit);
   }
 
+  int sides = p.places ? 2 : 1;
 #pragma unroll 1
-  for (int t = threadIdx.x; t < tokens; t += THREADS) {
-    int64_t token = first + t;
-    bool stored = is_stored(p.state_ids, p.positions, token, p.num_tokens, p.ring_len,
-                            p.sink_tokens, p.num_state_slots);
-    int64_t slot = __ldg(p.state_ids + token) * p.slot_bytes;
-    int64_t index = ring_index(__ldg(p.positions + token), p.ring_len, p.sink_tokens);
-    value_at[t] = stored ? slot + p.value_offset + index * p.value_stride : -1;
-    scale_at[t] = slot + p.scale_offset + index * p.scale_stride;
-  }
+  for (int side = 0; side < sides; side++)
+    find_targets(at[side], p, side ? p.places : p.state_ids,
+                 side ? p.num_places : p.num_state_slots, first, tokens);
   __syncthreads();
 
 #pragma unroll
@@ -58,11 +82,7 @@ store_records(const __grid_constant__ StoreRecordsParams p) {
     int unit = r * THREADS + threadIdx.x;
     if (unit >= tokens * RECORD_UNITS) break;
     int t = unit / RECORD_UNITS, u = unit % RECORD_UNITS;
-    if (value_at[t] < 0) continue;
-    int part = u / PART_UNITS, w = u % PART_UNITS;
-    int value = part * VALUE_UNITS + w, scale = part * SCALE_UNITS + w - VALUE_UNITS;
-    int64_t at = w < VALUE_UNITS ? value_at[t] + value * UNIT_BYTES
-                                 : scale_at[t] + scale * UNIT_BYTES;
-    *(Unit*)(p.slab + at) = raw[r];
+    put(raw[r], p.slab, at[0], t, u);
+    if (p.places) put(raw[r], p.stage, at[1], t, u);
   }
 }

@@ -22,17 +22,22 @@ PARAMS = ParamsStruct(
         ("state_ids", "const int32_t*"),
         ("positions", "const int32_t*"),
         ("slab", "uint8_t*"),
+        ("places", "const int32_t*"),
+        ("stage", "uint8_t*"),
         ("num_tokens", "int64_t"),
         *RING_FIELDS,
         ("ring_len", "int32_t"),
         ("sink_tokens", "int32_t"),
         ("num_state_slots", "int32_t"),
+        ("num_places", "int32_t"),
     ),
     docs=(
         ("records", "[num_tokens, RECORD_UNITS * UNIT_BYTES]"),
         ("state_ids", "[num_tokens]; -1 is padding"),
         ("positions", "[num_tokens]"),
         ("slab", "[num_state_slots * slot_bytes]"),
+        ("places", "[num_tokens], -1 for none; null without a stage"),
+        ("stage", "[num_places * slot_bytes]"),
         *RING_DOCS,
     ),
 )
@@ -91,17 +96,21 @@ def store_records(
     positions: Any,
     *,
     kind: str = "swa",
+    stage: tuple[Any, Any] | None = None,
     stream: Any = None,
 ) -> None:
     """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T].
+    stage: a second slab and its state ids.
 
     Tokens whose state_id names no slot are skipped: a GPU cannot raise for a value.
     """
-    ring, num_slots = check_store_records(slab, layout, layer, records, state_ids, positions, kind)
+    arrays = (records, state_ids, positions)
+    ring, num_slots, num_places = check_store_records(slab, layout, layer, *arrays, kind, stage)
     check_current_device("store_records", slab)
+    stage_slab, places = (None, None) if stage is None else stage
 
     num_tokens = records.shape[0]
-    macros = ring_copy_macros(ring, slab, records)
+    macros = ring_copy_macros(ring, slab, records)  # a stage begins at a multiple of 16
     grid = (div_ceil(num_tokens, dict(macros)["LAUNCH_BLOCK_TOKENS"]),)
 
     params = PARAMS.pack(
@@ -109,11 +118,14 @@ def store_records(
         state_ids=device_pointer(state_ids),
         positions=device_pointer(positions),
         slab=device_pointer(slab),
+        places=device_pointer(places),
+        stage=device_pointer(stage_slab),
         num_tokens=num_tokens,
         **ring_values(ring),
         ring_len=ring.ring_len,
         sink_tokens=ring.sink_tokens,
         num_state_slots=num_slots,
+        num_places=num_places,
     )
 
     get_kernel(STORE, macros).launch(grid, (THREADS,), params, stream)

@@ -20,17 +20,32 @@ def store_records(
     positions: Any,
     *,
     kind: str = "swa",
+    stage: tuple[Any, Any] | None = None,
     stream: Any = None,
 ) -> None:
     """records uint8 [T, record_bytes] into the slab, flat uint8; state_ids, positions int32 [T].
 
     state_id -1 is padding and is not stored. Where a call holds a later record for the same row
-    (a chunk longer than the ring), only the later one is written.
+    (a chunk longer than the ring), only the later one is written. stage: a second slab and its
+    state ids, likewise.
     """
-    access, num_slots = check_store_records(
-        slab, layout, layer, records, state_ids, positions, kind
+    access, num_slots, num_places = check_store_records(
+        slab, layout, layer, records, state_ids, positions, kind, stage
     )
     check_store_values("store_records", state_ids, positions, num_slots)
+    if stage is not None:
+        check_store_values("store_records", stage[1], positions, num_places, "places")
+        _store(stage[0], access, records, stage[1], positions)
+    _store(slab, access, records, state_ids, positions)
+
+
+def _store(
+    slab: np.ndarray,
+    access: RingAccess,
+    records: np.ndarray,
+    state_ids: np.ndarray,
+    positions: np.ndarray,
+) -> None:
     pieces = ring_pieces(slab, access)
     for t in range(records.shape[0]):
         if state_ids[t] < 0 or is_overwritten(t, state_ids, positions, access):
