@@ -89,6 +89,7 @@ class Engine:
         # `run` sets it: decode batches then come in the fixed buffers, padded, and their plans are
         # there once `fill_plans` has run.
         self.fixed_decodes = False
+        self.step_graphs: dict = {}  # captured decode steps by StepSize, kept from run to run
         self._order = BatchOrder(len(cfg.layers))
         self._closed = False
 
@@ -104,6 +105,7 @@ class Engine:
             return
         self._closed = True
         self._order.close()
+        self.step_graphs.clear()
         self._run_buffers = self._decode_inputs = self._reset = self.tools = None
         if self.prefix is not None:
             self.prefix.close()
@@ -169,6 +171,7 @@ class Engine:
         with self.memory.scope():
             host = self.memory.to_host(array) if is_cuda(array) else array
             self.tools.sinks[layer] = upload_sink(self.memory, host)
+            self.step_graphs.clear()  # they read the ones before
             if self.prefix is not None:
                 self.prefix.set_sinks(self.tools.sinks)
 

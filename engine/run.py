@@ -147,6 +147,8 @@ def _open_run(
         graphs = engine.backend == "cuda"
     graphs = graphs and source.on_device and not engine.check_finite and can_be_fixed(cfg)
     engine.fixed_decodes = graphs
+    # A recorded source has arrays of its own in each run; the others queue the same in all of them.
+    kept = {} if source.kind == "file" else engine.step_graphs
     return RunState(
         engine=engine,
         requests=requests,
@@ -172,7 +174,7 @@ def _open_run(
                 max(lengths, default=0) + cfg.tokens_per_step,
                 with_inputs=watched is None,
             ),
-            DecodeGraphs() if graphs else None,
+            DecodeGraphs(kept) if graphs else None,
         ),
         stats=open_stats(
             len(requests),

@@ -1,13 +1,15 @@
 """All layers of a batch of a run: activations, attention, digest, sampled outputs.
 
-A decode step is captured in a CUDA graph where it can be: the first step of each size runs call by
-call and is then captured; every later one is an upload of its inputs and one launch. Steps that are
+A decode step is captured in a CUDA graph where it can be: an engine's first step of each size runs
+call by call and is then captured; every later one, also of later runs, is an upload of its inputs
+and one launch. Steps that are
 looked into (their operations timed, outputs of theirs sampled for `--verify`) run call by call,
 with the same calls on the same buffers, so that no bit depends on how a step ran.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..schedules.batch import Batch
@@ -20,7 +22,7 @@ from .step import attend_layer
 
 @dataclass
 class DecodeGraphs:
-    """Captured decode steps of a run, and how its decode steps ran."""
+    """Captured decode steps of an engine, and how those of a run ran."""
 
     launches: dict[StepSize, Callable[[], None]] = field(default_factory=dict)
     replayed_steps: int = 0
@@ -79,33 +81,61 @@ class LayerRunner:
             self.call_step(step)
             graphs.called_steps += 1
             if launch is None and not looked_into:
-                graphs.launches[step.size] = memory.capture(lambda: self.call_step(step))
+                # Without the run's own samples, so that later runs can replay it.
+                queued = partial(queue_step, self.engine, self.source, step)
+                graphs.launches[step.size] = memory.capture(queued)
         memory.copy(log, step.digests)
         self.engine.replayed(batch)
 
     def call_step(self, step: StepArrays, num_layers: int | None = None) -> None:
-        """Queues one decode step over the fixed buffers: plans, then every layer, or the first
-        `num_layers`. Nothing here looks at a batch's values on the host, allocates, or waits."""
-        engine, size = self.engine, step.size.num_tokens
-        q, kv, out = engine.run_buffers().first(size)
-        lse = engine.tools.workspace.lse[:size]
-        engine.memory.zero(step.digests)
-        with engine.tools.watch.op("plan_decode", 0, size):
-            engine.decode_inputs().fill_plans(step)
-        for layer in engine.cfg.layers[:num_layers]:
-            self._fill(layer.id, step.batch, q, kv, out)
-            attend_layer(engine.tools, layer, step.batch, q, kv, out, lse)
-            self._keep(layer.id, out, lse, step.digests)
+        """Queues one decode step over the fixed buffers, as `queue_step`, and takes samples."""
+        queue_step(self.engine, self.source, step, self.capture.take, num_layers)
 
     def _fill(self, layer: int, batch: Batch, q: Any, kv: Any, out: Any) -> None:
-        with self.engine.tools.watch.op(f"{self.source.kind}_activations", layer, len(q)):
-            self.source.fill(layer, batch, q, kv, out)
+        fill_layer(self.engine, self.source, layer, batch, q, kv, out)
 
     def _keep(self, layer: int, out: Any, lse: Any, digests: Any) -> None:
-        """The sampled outputs of a layer, and its digests; draft layers have none."""
+        """The sampled outputs of a layer, and its digests."""
         self.capture.take(layer, out, lse)
-        cfg, tools = self.engine.cfg, self.engine.tools
-        if layer < cfg.num_layers:
-            flat = out.reshape(len(out), cfg.num_q_heads * cfg.head_dim)
-            with tools.watch.op("digest_outputs", layer, len(out)):
-                tools.ops.digest_outputs(flat, layer, digests)
+        digest_layer(self.engine, layer, out, digests)
+
+
+def queue_step(
+    engine: Any,
+    source: ActivationSource,
+    step: StepArrays,
+    take: Callable[[int, Any, Any], None] | None = None,
+    num_layers: int | None = None,
+) -> None:
+    """Queues one decode step over the fixed buffers: plans, then every layer, or the first
+    `num_layers`. `take` is given each layer's out and lse. Nothing here looks at a batch's values
+    on the host, allocates, or waits."""
+    size = step.size.num_tokens
+    q, kv, out = engine.run_buffers().first(size)
+    lse = engine.tools.workspace.lse[:size]
+    engine.memory.zero(step.digests)
+    with engine.tools.watch.op("plan_decode", 0, size):
+        engine.decode_inputs().fill_plans(step)
+    for layer in engine.cfg.layers[:num_layers]:
+        fill_layer(engine, source, layer.id, step.batch, q, kv, out)
+        attend_layer(engine.tools, layer, step.batch, q, kv, out, lse)
+        if take is not None:
+            take(layer.id, out, lse)
+        digest_layer(engine, layer.id, out, step.digests)
+
+
+def fill_layer(
+    engine: Any, source: ActivationSource, layer: int, batch: Batch, q: Any, kv: Any, out: Any
+) -> None:
+    """Queries and keys of a layer; `out` has the outputs of the layer before."""
+    with engine.tools.watch.op(f"{source.kind}_activations", layer, len(q)):
+        source.fill(layer, batch, q, kv, out)
+
+
+def digest_layer(engine: Any, layer: int, out: Any, digests: Any) -> None:
+    """Adds a layer's outputs to the digests of their tokens; draft layers have none."""
+    cfg, tools = engine.cfg, engine.tools
+    if layer < cfg.num_layers:
+        flat = out.reshape(len(out), cfg.num_q_heads * cfg.head_dim)
+        with tools.watch.op("digest_outputs", layer, len(out)):
+            tools.ops.digest_outputs(flat, layer, digests)
