@@ -1,12 +1,12 @@
 """Rotation tables on the GPU, one for each (Rope, device), made at first use and kept."""
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from ...layouts.rope import Rope
 from ..device.probe import current_device
 from ..device.streams import refuse_in_capture
-from ..rope_tables import MAX_TABLES, cached_rope_table
+from ..rope_tables import cached_rope_table
 
 
 def device_rope_table(rope: Rope) -> Any:
@@ -18,7 +18,7 @@ def device_rope_table(rope: Rope) -> Any:
     return _table(rope, current_device())
 
 
-@lru_cache(maxsize=MAX_TABLES)
+@cache  # kept for good: captured graphs have its address
 def _table(rope: Rope, device: int) -> Any:
     refuse_in_capture("making a rotation table")
     import cupy
