@@ -102,6 +102,7 @@ def run_trace(
         shown = QUIET if progress is None else progress(len(requests))
         with _interrupts() as interrupted:
             try:
+                engine.fixed_decodes = state.layers.graphs is not None
                 with progress_to(shown.say):  # kernel builds say so
                     _loop(state, interrupted, shown, on_step)
                 state.stats.settle()
@@ -109,9 +110,9 @@ def run_trace(
                 settle_prefix(engine)
                 report = _report(state, interrupted())
             finally:
-                shown.stop()
                 engine.fixed_decodes = False
                 engine.abort_all()  # after Ctrl-C or a fault; else all have ended
+                shown.stop()
             files = RunFiles(report_path, timeline_path)
             files.write_report(report)
             files.write_timeline(engine)
@@ -146,9 +147,8 @@ def _open_run(
     if graphs is None:
         graphs = engine.backend == "cuda"
     graphs = graphs and source.on_device and not engine.check_finite and can_be_fixed(cfg)
-    engine.fixed_decodes = graphs
-    # A recorded source has arrays of its own in each run; the others queue the same in all of them.
-    kept = {} if source.kind == "file" else engine.step_graphs
+    if source.kind == "file":  # its arrays lie elsewhere in every run
+        engine.step_graphs.clear()
     return RunState(
         engine=engine,
         requests=requests,
@@ -174,7 +174,7 @@ def _open_run(
                 max(lengths, default=0) + cfg.tokens_per_step,
                 with_inputs=watched is None,
             ),
-            DecodeGraphs(kept) if graphs else None,
+            DecodeGraphs(engine.step_graphs) if graphs else None,
         ),
         stats=open_stats(
             len(requests),

@@ -1,10 +1,10 @@
 """All layers of a batch of a run: activations, attention, digest, sampled outputs.
 
 A decode step is captured in a CUDA graph where it can be: an engine's first step of each size runs
-call by call and is then captured; every later one, also of later runs, is an upload of its inputs
-and one launch. Steps that are
-looked into (their operations timed, outputs of theirs sampled for `--verify`) run call by call,
-with the same calls on the same buffers, so that no bit depends on how a step ran.
+call by call and is then captured; every later one, also of later runs where activations are not
+recorded, is an upload of its inputs and one launch. Steps that are looked into (their operations
+timed, outputs of theirs sampled for `--verify`) run call by call, with the same calls on the same
+buffers, so that no bit depends on how a step ran.
 """
 
 from collections.abc import Callable

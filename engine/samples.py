@@ -45,7 +45,7 @@ class Capture:
     see.
 
     A position may be computed more than once (a rejected draft, a preemption); the last one stays,
-    as it does in the ring.
+    as it does in the ring, but for what a replay computes below a cached prefix.
     """
 
     memory: Memory

@@ -6,6 +6,7 @@ import pytest
 from prefix_story import Run, block, cached, tiny_alone
 
 import ringslab as rs
+from ringslab.engine import run as run_module
 
 
 def prompt(*names, tail=0):
@@ -185,6 +186,24 @@ def test_a_put_that_fails_takes_its_entry_along(monkeypatch):
                 except KeyboardInterrupt:
                     continue
             assert store.shelf.used_bytes == engine.prefix.index.used_bytes <= 13000
+        check(run)
+
+
+def test_a_run_that_cannot_open_leaves_decode_batches_as_they_were(monkeypatch):
+    """No memory for samples, where steps would be captured: the caller's batches have their plans
+    afterwards."""
+
+    def fail(*given, **options):
+        raise rs.errors.DeviceMemoryError("no room")
+
+    monkeypatch.setattr(run_module, "open_capture", fail)
+    with cached("full") as engine:
+        with pytest.raises(rs.errors.DeviceMemoryError):
+            engine.run([rs.Request("x", prompt(1, tail=3), 4)], graphs=True)
+        assert not engine.fixed_decodes
+        run = Run(engine)
+        run.submit("mine", prompt(1, 2, tail=1), 4)
+        run.run()
         check(run)
 
 

@@ -59,6 +59,5 @@ def test_recorded_arrays_are_captured_in_each_run(backend, tmp_path, monkeypatch
     monkeypatch.setattr(activations_module, "file_source", device_source)
     with rs.Engine(tiny("run.activations=file", f"run.activations_path={path}"), backend) as engine:
         reports = [engine.run(TRACE, graphs=True) for _ in range(2)]
-        assert engine.step_graphs == {}
     assert reports[0]["digest"] == reports[1]["digest"]
     assert reports[0]["decode_graphs"] == reports[1]["decode_graphs"]
