@@ -251,10 +251,10 @@ class PrefixCache:
         if entry in self.index:
             return
         gone = self.index.insert(kind, keys, blocks)
-        self._forget(other for other in gone if other != entry)
-        if entry in gone:
-            return
         try:
+            self._forget(other for other in gone if other != entry)
+            if entry in gone:
+                return
             self.values.put(entry, get_parts())
         except BaseException:
             self._forget(self.index.drop(entry))

@@ -59,11 +59,14 @@ class PrefixValues:
         self._crossing: deque[_Crossing] = deque()  # in the order of the device
         self._pending: dict[Entry, Future] = {}  # puts
         self._last: dict[Entry, Future] = {}  # the last put or delete of an entry
+        self._deletes: list[Future] = []
         self._refused: list[Entry] = []
 
     def put(self, entry: Entry, parts: Sequence[Any]) -> None:
         """Queues the copy of a value, the parts (uint8, on the device) one after another, as they
         are after what was queued before. `take_refused` tells what became of it."""
+        if entry in self._refused:
+            self._refused.remove(entry)  # that was an earlier value
         if self._writers is None:
             value = parts[0] if len(parts) == 1 else np.concatenate(parts)
             if not self.store.put(value_name(entry), value):
@@ -95,7 +98,9 @@ class PrefixValues:
             self.memory.upload(part, whole[start : start + part.nbytes])
 
     def contains(self, entry: Entry) -> bool:
-        """Whether the store has a value, after what was asked for the entry before."""
+        """Whether there is a value, after what was asked for the entry before."""
+        if any(one.entry == entry for one in self._crossing):
+            return True
         last = self._last.get(entry)
         if last is not None:
             wait([last])
@@ -108,7 +113,7 @@ class PrefixValues:
             for one in self._crossing:
                 if one.entry == entry:
                     one.entry = None
-            self._submit(entry, self.store.delete, value_name(entry))
+            self._deletes.append(self._submit(entry, self.store.delete, value_name(entry)))
 
     def take_refused(self) -> list[Entry]:
         """Values that the store did not take, of those whose put has ended."""
@@ -116,6 +121,7 @@ class PrefixValues:
         self._last = {entry: future for entry, future in self._last.items() if not future.done()}
         for entry in [entry for entry, future in self._pending.items() if future.done()]:
             self._end_put(entry, self._pending.pop(entry))
+        self._end_deletes([one for one in self._deletes if one.done()])
         refused, self._refused = self._refused, []
         return refused
 
@@ -125,7 +131,7 @@ class PrefixValues:
             self._hand_over_first()
         while self._pending:
             self._end_put(*self._pending.popitem())
-        wait(list(self._last.values()))
+        self._end_deletes(list(self._deletes))
         self.store.flush()
 
     def close(self) -> None:
@@ -157,6 +163,12 @@ class PrefixValues:
         finally:
             if not stored:
                 self._refused.append(entry)
+
+    def _end_deletes(self, deletes: list[Future]) -> None:
+        """Waits for deletes. Raises what a thread met, once."""
+        for one in deletes:
+            self._deletes.remove(one)
+            one.result()
 
     def _hand_over(self) -> None:
         """Hands the threads what has crossed."""

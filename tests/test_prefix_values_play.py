@@ -235,6 +235,41 @@ def test_a_buffer_that_is_with_nobody(two_buffers):
     values.close()
 
 
+def test_a_delete_that_fails_is_told_once(two_buffers):
+    """By flush or by the next look."""
+    _, store, values = two_buffers
+    delete = store.delete
+
+    def fail(key):
+        raise MemoryError("no room")
+
+    for end in (values.flush, values.take_refused):
+        store.delete = fail
+        values.delete(ENTRIES[0])
+        wait_for(values._deletes)
+        with pytest.raises(MemoryError, match="no room"):
+            end()
+        store.delete = delete
+        assert end() in (None, [])
+    values.close()
+
+
+def test_a_value_on_its_way_is_there_and_a_new_one_is_not_refused(two_buffers):
+    """contains before the value has crossed; a put after one that the store did not take."""
+    _, store, values = two_buffers
+    put = store.put
+    store.put = lambda *given: False
+    values.put(ENTRIES[0], [np.full(SIZES[RINGS], 5, np.uint8)])
+    assert values.contains(ENTRIES[0])
+    assert values.get(ENTRIES[0]) is None
+    store.put = put
+    values.put(ENTRIES[0], [np.full(SIZES[RINGS], 6, np.uint8)])
+    values.flush()
+    assert values.take_refused() == []
+    assert values.get(ENTRIES[0]) == bytes([6]) * SIZES[RINGS]
+    values.close()
+
+
 def test_whether_a_value_is_there_waits_for_its_delete(two_buffers):
     """A delete that is slow: the value counts as gone from the call on."""
     _, store, values = two_buffers
