@@ -34,6 +34,11 @@ def block(name, size=8):
     return (np.arange(size) * 31 + name * 577 + 5) % VOCAB
 
 
+def prompt_of(*names, tail=0):
+    """Named blocks one after another, then `tail` tokens."""
+    return np.concatenate([*map(block, names), block(99)[:tail]]).astype(np.int32)
+
+
 class Run:
     """Outputs of every accepted token that the engine computed for its own sake."""
 
@@ -152,3 +157,14 @@ def tiny_alone(tokens):
         run.submit("a", np.array(tokens, np.int32), 0)
         run.run()
     return {(layer, position): rows for (_, layer, position), rows in run.outputs.items()}
+
+
+def check_alone(run, *ids):
+    """All outputs of a run on the CPU, or those of some requests, have the bits of requests
+    alone."""
+    chosen = {key: rows for key, rows in run.outputs.items() if not ids or key[0] in ids}
+    assert {id for id, _, _ in chosen} >= set(ids)
+    assert chosen
+    for (id, layer, position), rows in chosen.items():
+        wanted = tiny_alone(tuple(run.known[id].tolist()))
+        np.testing.assert_array_equal(rows, wanted[layer, position])

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from prefix_story import Run, block, cached, continued, errors, tiny_alone
+from prefix_story import Run, block, cached, check_alone, continued, errors, prompt_of
 from store_cases import RedisServer, redis_problem
 
 import ringslab as rs
@@ -12,11 +12,6 @@ from ringslab.engine.prefix_cache import snapshot_bytes
 from ringslab.engine.prefix_values import PrefixValues, value_name
 from ringslab.engine.workspace import engine_sizes
 from ringslab.errors import BatchError
-
-
-def prompt_of(*names, tail=0):
-    whole = np.concatenate([block(name) for name in names])
-    return np.concatenate([whole, block(99)[:tail]]).astype(np.int32)
 
 
 @pytest.mark.parametrize(("contract", "start"), [("full", 40), ("exact", 18), ("bounded", 32)])
@@ -231,10 +226,7 @@ def test_damage_never_reaches_an_output(fuzz_size):
             id = f"r{turn}"
             run.submit(id, prompt_of(1, 2, 3, 4, tail=2), 0)
             run.run()
-            wanted = tiny_alone(tuple(run.known[id].tolist()))
-            for (name, layer, position), rows in run.outputs.items():
-                if name == id:
-                    np.testing.assert_array_equal(rows, wanted[layer, position])
+            check_alone(run, id)
         assert engine.prefix.store.stats.corrupt > 10
 
 
@@ -310,11 +302,7 @@ def test_values_on_their_way(delay_s):
         assert len(cache.store.shelf._values) == len(cache.index) <= 5
         assert set(cache.store.shelf._values) == {value_name(e) for e in cache.index._entries}
         assert len(deleted) > 0
-    for id, known in run.known.items():
-        wanted = tiny_alone(tuple(known.tolist()))
-        for (name, layer, position), rows in run.outputs.items():
-            if name == id:
-                np.testing.assert_array_equal(rows, wanted[layer, position])
+    check_alone(run, *run.known)
 
 
 def test_a_store_that_takes_nothing():
@@ -354,9 +342,7 @@ def test_a_store_that_raises_ends_its_batch():
             run.run()
         run.run()
         assert engine.scheduler.state("a") == "finished"
-        wanted = tiny_alone(tuple(run.known["a"].tolist()))
-        for (_, layer, position), rows in run.outputs.items():
-            np.testing.assert_array_equal(rows, wanted[layer, position])
+        check_alone(run)
 
 
 def test_what_snapshots_depend_on_is_said_while_nothing_runs():

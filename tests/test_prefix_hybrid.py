@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prefix_story import Run, block
+from prefix_story import STACKED, Run, prompt_of
 
 import ringslab as rs
 from ringslab.engine.traces import TraceEntry
 from ringslab.schedules.prefix_index import Entry
 
 HYBRID = Path(__file__).with_name("tiny_hybrid.yaml")
-STACKED = ("run.activations=stacked",)
 IDS = {"a": (1, 2, 3, 4), "b": (1, 2, 3, 7, 8), "c": (1, 2, 3, 7, 8, 9), "d": (5, 6)}
 TRACE = [TraceEntry(id, 8 * len(ids), 6, 0.0, ids, 8) for id, ids in IDS.items()]
 
@@ -19,11 +18,6 @@ TRACE = [TraceEntry(id, 8 * len(ids), 6, 0.0, ids, 8) for id, ids in IDS.items()
 def hybrid(contract, *overrides, backend="cpu", slots=None):
     overrides = (*STACKED, f"prefix.contract={contract}", *overrides)
     return rs.Engine(rs.load_config(HYBRID, overrides), backend, num_state_slots=slots)
-
-
-def prompt_of(*names, tail=0):
-    blocks = [block(name) for name in names]
-    return np.concatenate([*blocks, block(99)[:tail]]).astype(np.int32)
 
 
 @pytest.mark.parametrize("activations", ["seeded", "stacked"])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_runs import tiny
-from prefix_story import STACKED, Run, cached, tiny_alone
-from test_prefix_hybrid import hybrid, prompt_of
+from prefix_story import STACKED, Run, cached, check_alone, prompt_of
+from test_prefix_hybrid import hybrid
 
 import ringslab as rs
 from ringslab.engine import engine as engine_module
@@ -228,9 +228,7 @@ def test_a_batch_that_cannot_begin_is_taken_back(contract, where):
                         faults += 1
             assert faults == (len(calls) > fail_at)
             assert engine.scheduler.free_slots == engine.sizes.num_state_slots
-            for (id, layer, position), rows in run.outputs.items():
-                wanted = tiny_alone(tuple(run.known[id].tolist()))
-                np.testing.assert_array_equal(rows, wanted[layer, position])
+            check_alone(run)
 
 
 def test_a_copy_that_fails_behind_a_step_spoils_no_snapshot():
@@ -258,9 +256,7 @@ def test_a_copy_that_fails_behind_a_step_spoils_no_snapshot():
         run.submit("d", prompt_of(11, 12, 13, 14, 15, tail=5), 3)
         run.run()
         assert run.first_outputs["d"] == (10, 32)  # 40 was not stored
-        for (id, layer, position), rows in run.outputs.items():
-            wanted = tiny_alone(tuple(run.known[id].tolist()))
-            np.testing.assert_array_equal(rows, wanted[layer, position])
+        check_alone(run)
 
 
 def outputs_of_a_hit(faults):
